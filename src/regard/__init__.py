@@ -1,0 +1,41 @@
+"""regard: attention for JAX. Every score, every mask, every weight regime, and you can look at it.
+
+The names, in the order of the pipeline: attend checks its arrays, then score -> mask ->
+normalize -> pool.
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from regard.attend import attend, explain, masked_softmax, scores, weights
+from regard.mask import Mask
+from regard.normalize import Cone, Hard, Kernel, Softmax, Sparsemax, Uniform
+from regard.score import Additive, Bilinear, Dot, Gaussian, Score
+from regard.summary import Summary, attention_map, summarize
+
+try:
+    __version__ = version("regard")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "attend",
+    "weights",
+    "scores",
+    "masked_softmax",
+    "explain",
+    "summarize",
+    "attention_map",
+    "Summary",
+    "Score",
+    "Dot",
+    "Gaussian",
+    "Bilinear",
+    "Additive",
+    "Mask",
+    "Softmax",
+    "Sparsemax",
+    "Kernel",
+    "Cone",
+    "Hard",
+    "Uniform",
+]

@@ -1,0 +1,44 @@
+"""Dropout on the weights by counter: whether a weight is kept depends on (seed, row, key) alone.
+
+So any tile of the weights can be drawn by itself, in any order, and equals the dense draw.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def seed_words(rng: Array) -> Array:
+    """Two uint32 words from a JAX key of any kind."""
+    return jax.random.bits(rng, (2,), jnp.uint32)
+
+
+def keep_scale(seed: Array, row: Array, key: Array, rate: float, dtype: jnp.dtype) -> Array:
+    """1/(1-rate) where a weight is kept and 0 where it is dropped.
+
+    Args:
+        seed: two uint32 words.
+        row: int32, (batch · N + head) · T + query; broadcasts against `key`.
+        key: int32, the key's index.
+    """
+    bits = threefry(seed, row.astype(jnp.uint32), key.astype(jnp.uint32))
+    # 24 bits are exact in float32, so that every backend compares the same number.
+    uniform = (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
+    return jnp.where(uniform >= rate, 1.0 / (1.0 - rate), 0.0).astype(dtype)
+
+
+def threefry(seed: Array, first: Array, second: Array) -> Array:
+    """Threefry-2x32 with 13 rounds, the fewest that pass BigCrush (Salmon et al. 2011)."""
+    keys = (seed[0], seed[1], seed[0] ^ seed[1] ^ jnp.uint32(0x1BD11BDA))
+    x, y = first + keys[0], second + keys[1]
+    for step in range(13):
+        x = x + y
+        turn = _ROTATIONS[step // 4 % 2][step % 4]
+        y = ((y << turn) | (y >> (32 - turn))) ^ x
+        if step % 4 == 3:
+            group = step // 4 + 1
+            x = x + keys[group % 3]
+            y = y + keys[(group + 1) % 3] + jnp.uint32(group)
+    return x

@@ -1,0 +1,291 @@
+"""Step 2, mask: which keys a query may look at.
+
+Lengths, causal order and windows are ranges of keys, one [start, end) per query, and stay
+ranges all the way into the kernels. Only `Mask.boolean` is ever as large as the weights.
+"""
+
+import functools
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from regard.shapes import Axes, shape_error
+
+
+class Band(NamedTuple):
+    """Keys from `left` before to `right` after the query's position; None is no bound."""
+
+    left: int | None
+    right: int | None
+    align: str
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Mask:
+    """What may be looked at. True takes part, everywhere; masks combine with `&`.
+
+    Made by `Mask.causal`, `Mask.lengths`, `Mask.window`, `Mask.segments`, `Mask.boolean`.
+
+    Example:
+        >>> import jax.numpy as jnp, regard
+        >>> x = jnp.eye(4)
+        >>> mask = regard.Mask.causal() & regard.Mask.lengths(jnp.array(3))
+        >>> regard.weights(x, x, mask=mask, normalize=regard.Uniform()).round(2).tolist()[3]
+        [0.33..., 0.33..., 0.33..., 0.0]
+    """
+
+    lens: tuple[Array, ...] = ()
+    segment_ids: tuple[tuple[Array, Array], ...] = ()
+    arrays: tuple[Array, ...] = ()
+    bands: tuple[Band, ...] = field(default=(), metadata=dict(static=True))
+
+    @classmethod
+    def causal(cls, align: str = "end") -> "Mask":
+        """Each query sees the keys up to its own position.
+
+        With T ≠ S, align="end" (the default) lets the last query see the last key, as in
+        decoding with a cache; align="start" lets the first query see the first key only.
+
+        Example:
+            >>> import jax.numpy as jnp, regard
+            >>> q, k = jnp.zeros((2, 1)), jnp.zeros((3, 1))
+            >>> regard.weights(q, k, mask=regard.Mask.causal()).tolist()[0]
+            [0.5, 0.5, 0.0]
+            >>> regard.weights(q, k, mask=regard.Mask.causal(align="start")).tolist()[0]
+            [1.0, 0.0, 0.0]
+        """
+        return cls.window(None, 0, align=align)
+
+    @classmethod
+    def window(cls, left: int | None, right: int | None, align: str = "end") -> "Mask":
+        """A query at position p sees the keys p - left ... p + right; None is no bound.
+
+        The position of query t is t + S - T with align="end", t with align="start".
+
+        Example:
+            >>> import jax.numpy as jnp, regard
+            >>> x = jnp.zeros((3, 1))
+            >>> regard.weights(x, x, mask=regard.Mask.window(1, 0)).tolist()
+            [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.5, 0.5]]
+        """
+        if align not in ("start", "end"):
+            raise ValueError(f'align must be "start" or "end". Got {align!r}.')
+        for name, reach in (("left", left), ("right", right)):
+            if reach is not None and not isinstance(reach, int):
+                raise TypeError(f"window's {name} must be an integer or None. Got {reach!r}.")
+        return cls(bands=(Band(left, right, align),))
+
+    @classmethod
+    def lengths(cls, lens: Array) -> "Mask":
+        """Keys s < lens take part; the same as `valid_lens=`.
+
+        Args:
+            lens: integers of shape (), (B,), (B, T) or (B, N, T); (T,) for one example.
+        """
+        return cls(lens=(lens,))
+
+    @classmethod
+    def segments(cls, query_ids: Array, key_ids: Array) -> "Mask":
+        """Queries see the keys of their own segment: several texts packed into one row.
+
+        Example:
+            >>> import jax.numpy as jnp, regard
+            >>> x, ids = jnp.zeros((3, 1)), jnp.array([0, 0, 1])
+            >>> regard.weights(x, x, mask=regard.Mask.segments(ids, ids)).tolist()
+            [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]
+
+        Args:
+            query_ids: integers, (T,) or (B, T).
+            key_ids: integers, (S,) or (B, S).
+        """
+        return cls(segment_ids=((query_ids, key_ids),))
+
+    @classmethod
+    def boolean(cls, array: Array) -> "Mask":
+        """Any mask at all: bool, broadcastable to the weights; True takes part."""
+        return cls(arrays=(array,))
+
+    def __and__(self, other: "Mask") -> "Mask":
+        if not isinstance(other, Mask):
+            return NotImplemented
+        return Mask(
+            self.lens + other.lens,
+            self.segment_ids + other.segment_ids,
+            self.arrays + other.arrays,
+            self.bands + other.bands,
+        )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Allowed:
+    """A checked mask on canonical axes: every part broadcasts to [B, N, T, S].
+
+    Attributes:
+        start, end: int32, [B|1, N|1, T|1]: the keys start <= s < end; None is no bound.
+        segment_ids: pairs of [B|1, T] and [B|1, S].
+        arrays: bool, [B|1, N|1, T|1, S|1].
+    """
+
+    start: Array | None
+    end: Array | None
+    segment_ids: tuple[tuple[Array, Array], ...]
+    arrays: tuple[Array, ...]
+
+    def everything(self) -> bool:
+        """Statically known to allow every pair."""
+        return self.start is None and self.end is None and not self.segment_ids and not self.arrays
+
+    def dense(self, axes: Axes) -> Array | None:
+        """[B|1, N|1, T|1, S] bool: True takes part; None allows everything."""
+        keys = jnp.arange(axes.S, dtype=jnp.int32)[None, None, None, :]
+        parts = list(self.arrays)
+        if self.start is not None:
+            parts.append(keys >= self.start[..., None])
+        if self.end is not None:
+            parts.append(keys < self.end[..., None])
+        for query_ids, key_ids in self.segment_ids:
+            parts.append((query_ids[:, :, None] == key_ids[:, None, :])[:, None])
+        return functools.reduce(jnp.logical_and, parts) if parts else None
+
+    def visible_keys(self, axes: Axes) -> Array | None:
+        """[B|1, N|1, S] bool: keys that some query may look at; None means all.
+
+        Exact for each kind of mask; where kinds are combined, a key counts as visible if each
+        of them shows it to someone.
+        """
+        parts = []
+        if self.start is not None or self.end is not None:
+            parts.append(self._visible_in_ranges(axes))
+        for query_ids, key_ids in self.segment_ids:
+            parts.append(jax.vmap(jnp.isin)(*_same_batch(key_ids, query_ids))[:, None, :])
+        parts += [jnp.broadcast_to(a.any(2), (*a.shape[:2], axes.S)) for a in self.arrays]
+        return functools.reduce(jnp.logical_and, parts) if parts else None
+
+    def seeing_queries(self) -> Array | None:
+        """[B|1, N|1, T|1] bool: False for a query whose range of keys is empty; None: unknown."""
+        if self.end is None:
+            return None
+        return self.end > (0 if self.start is None else self.start)
+
+    def _visible_in_ranges(self, axes: Axes) -> Array:
+        shape = jnp.broadcast_shapes(
+            *(bound.shape for bound in (self.start, self.end) if bound is not None)
+        )
+        start = jnp.zeros(shape, jnp.int32) if self.start is None else self.start
+        end = jnp.full(shape, axes.S, jnp.int32) if self.end is None else self.end
+        keys = jnp.arange(axes.S, dtype=jnp.int32)[None, None, :]
+        if self.start is None or shape[2] == 1:  # nested ranges: their union is their hull
+            return (keys >= start.min(2, keepdims=True)) & (keys < end.max(2, keepdims=True))
+        # How many ranges cover each key: +1 where one opens, -1 where it closes, summed up.
+        start, end = jnp.broadcast_to(start, shape), jnp.broadcast_to(end, shape)
+        opens = (end > start).astype(jnp.int32)
+
+        def count(start: Array, end: Array, opens: Array) -> Array:
+            change = jnp.zeros(axes.S + 1, jnp.int32).at[start].add(opens).at[end].add(-opens)
+            return jnp.cumsum(change)[:-1] > 0
+
+        return jax.vmap(jax.vmap(count))(start, end, opens)
+
+
+def resolve(mask: "Mask | Array | None", valid_lens: Array | None, axes: Axes) -> Allowed:
+    """Checks the caller's masks and brings them to canonical axes, ranges as ranges."""
+    if mask is None:
+        mask = Mask()
+    elif not isinstance(mask, Mask):
+        mask = Mask.boolean(mask)
+    if valid_lens is not None:
+        mask = mask & Mask.lengths(valid_lens)
+    starts: list[Array] = []
+    ends = [_canonical_lens(lens, axes) for lens in mask.lens]
+    for band in mask.bands:
+        start, end = _band_bounds(band, axes)
+        starts += [] if start is None else [start]
+        ends += [] if end is None else [end]
+    return Allowed(
+        functools.reduce(jnp.maximum, starts) if starts else None,
+        functools.reduce(jnp.minimum, ends) if ends else None,
+        tuple(_canonical_ids(*ids, axes) for ids in mask.segment_ids),
+        tuple(_canonical_array(array, axes) for array in mask.arrays),
+    )
+
+
+def _canonical_lens(lens: Array, axes: Axes) -> Array:
+    """-> int32 [B|1, N|1, T|1], clipped to [0, S]."""
+    lens = jnp.asarray(lens)
+    if not jnp.issubdtype(lens.dtype, jnp.integer):
+        raise TypeError(
+            f"valid_lens must be integers: how many keys take part. Got dtype {lens.dtype}, "
+            f"shape {list(lens.shape)}. Fix: valid_lens.astype(int)."
+        )
+    B, N, T = axes.B, axes.N, axes.T
+    forms = {2: [(), (T,)], 3: [(), (B,), (B, T)], 4: [(), (B,), (B, T), (B, N, T)]}[axes.rank]
+    if lens.shape not in forms:
+        names = {2: "() or (T,)", 3: "(), (B,) or (B, T)", 4: "(), (B,), (B, T) or (B, N, T)"}
+        raise shape_error(
+            f"valid_lens must have shape {names[axes.rank]} for inputs of rank {axes.rank}",
+            dict(valid_lens=lens),
+            axes,
+            "one length per example (B,), or one per query (B, T)",
+        )
+    # uint64 beyond int32 would wrap around, so clip first.
+    lens = jnp.clip(lens, jnp.asarray(0, lens.dtype), _as_dtype(axes.S, lens.dtype))
+    lens = lens.astype(jnp.int32)
+    if lens.ndim == 3:
+        return lens
+    if axes.rank == 2:
+        return lens.reshape(1, 1, -1)
+    return lens.reshape((B, 1, -1) if lens.ndim else (1, 1, 1))
+
+
+def _as_dtype(bound: int, dtype: jnp.dtype) -> Array:
+    return jnp.asarray(min(bound, jnp.iinfo(dtype).max), dtype)
+
+
+def _band_bounds(band: Band, axes: Axes) -> tuple[Array | None, Array | None]:
+    position = jnp.arange(axes.T, dtype=jnp.int32)[None, None, :]
+    if band.align == "end":
+        position = position + (axes.S - axes.T)
+    start = None if band.left is None else jnp.clip(position - band.left, 0, axes.S)
+    end = None if band.right is None else jnp.clip(position + band.right + 1, 0, axes.S)
+    return start, end
+
+
+def _canonical_ids(query_ids: Array, key_ids: Array, axes: Axes) -> tuple[Array, Array]:
+    query_ids, key_ids = jnp.asarray(query_ids), jnp.asarray(key_ids)
+    arrays = dict(query_ids=query_ids, key_ids=key_ids)
+    for ids in arrays.values():
+        if not jnp.issubdtype(ids.dtype, jnp.integer):
+            raise TypeError(f"segment ids must be integers. Got dtype {ids.dtype}.")
+    query_forms, key_forms = [(axes.T,)], [(axes.S,)]
+    if axes.rank > 2:
+        query_forms.append((axes.B, axes.T))
+        key_forms.append((axes.B, axes.S))
+    if query_ids.shape not in query_forms or key_ids.shape not in key_forms:
+        raise shape_error(
+            "segments need query_ids (T,) or (B, T) and key_ids (S,) or (B, S)",
+            arrays,
+            axes,
+            "one id per query and one per key",
+        )
+    return query_ids.reshape(-1, axes.T), key_ids.reshape(-1, axes.S)
+
+
+def _canonical_array(array: Array, axes: Axes) -> Array:
+    """-> bool [B|1, N|1, T|1, S|1]."""
+    array = jnp.asarray(array)
+    if array.dtype != jnp.bool_:
+        raise TypeError(
+            f"mask must be bool (True takes part) or a regard.Mask. Got dtype {array.dtype}, shape "
+            f"{list(array.shape)}. Fix: mask.astype(bool), or bias= for numbers added to scores."
+        )
+    return axes.canonical_pairs("mask", array)
+
+
+def _same_batch(a: Array, b: Array) -> tuple[Array, Array]:
+    batch = max(a.shape[0], b.shape[0])
+    return jnp.broadcast_to(a, (batch, a.shape[1])), jnp.broadcast_to(b, (batch, b.shape[1]))

@@ -1,0 +1,50 @@
+"""The specification: score, mask, normalize, pool, each on whole [B, N, T, S] arrays.
+
+Scores by their definition, never by a lift. Every other backend is tested to equal this one.
+"""
+
+import jax.numpy as jnp
+from jax import Array
+
+from regard.dropout import keep_scale
+from regard.pool.problem import Problem
+from regard.score.contract import accumulation_dtype, matmul_precision, repeat_heads
+
+
+def reference(problem: Problem) -> Array:
+    """The output, [B, N, T, V], in float32 or wider."""
+    return pool_dense(problem, dense_weights(problem, reference_scores(problem)))
+
+
+def reference_scores(problem: Problem) -> Array:
+    """a(q, k) by definition, [B, N, T, S]."""
+    return problem.score.scores(problem.query, repeat_heads(problem.key, problem.query))
+
+
+def dense_weights(problem: Problem, scores: Array) -> Array:
+    """Scores, bias, mask and regime -> weights, [B, N, T, S], before dropout."""
+    if problem.bias is not None:
+        scores = scores + problem.bias.astype(scores.dtype)
+    allowed = problem.allowed.dense(problem.axes)
+    if allowed is not None:
+        allowed = jnp.broadcast_to(allowed, scores.shape)
+        scores = jnp.where(allowed, scores, -jnp.inf)
+    return problem.normalize(scores, allowed)
+
+
+def pool_dense(problem: Problem, weights: Array) -> Array:
+    """sum_s weights_s value_s, after dropout."""
+    axes, value = problem.axes, repeat_heads(problem.value, problem.query)
+    if problem.seed is not None:
+        row = jnp.arange(axes.B * axes.N * axes.T, dtype=jnp.int32)
+        row = row.reshape(axes.B, axes.N, axes.T, 1)
+        key = jnp.arange(axes.S, dtype=jnp.int32).reshape(1, 1, 1, axes.S)
+        keep = keep_scale(problem.seed, row, key, problem.dropout_rate, weights.dtype)
+        weights = weights * keep
+    wide = accumulation_dtype(weights.dtype, value.dtype)
+    return jnp.einsum(
+        "bnts,bnsv->bntv",
+        weights.astype(wide),
+        value.astype(wide),
+        precision=matmul_precision(wide),
+    )

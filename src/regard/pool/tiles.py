@@ -1,0 +1,291 @@
+"""One tile of an attention problem at a time: slicing, scoring, masking, and the way back.
+
+blockwise.py loops over tiles, summary.py looks at them; neither knows how a tile's scores are
+made. A tile is [b, N, q, s]: a few examples, all heads, a block of queries, a block of keys.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from regard.dropout import keep_scale
+from regard.mask import Allowed
+from regard.normalize import Normalizer
+from regard.pool.problem import Problem
+from regard.score.contract import (
+    Expansion,
+    Lift,
+    Score,
+    accumulation_dtype,
+    matmul_precision,
+    repeat_heads,
+)
+from regard.shapes import Axes
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Sizes of a tile: examples, queries, keys."""
+
+    block_b: int
+    block_q: int
+    block_k: int
+
+
+@dataclass(frozen=True)
+class TilePlan:
+    """What is static about a tiled pass."""
+
+    axes: Axes
+    tiling: Tiling
+    normalize: Normalizer
+    dropout_rate: float
+    lifted: bool
+    wide: np.dtype  # of scores, softmax and sums
+    product: np.dtype  # of the operands of matrix products
+    value_dtype: np.dtype | None
+
+    @property
+    def groups(self) -> int:
+        return self.axes.B // self.tiling.block_b
+
+    @property
+    def query_blocks(self) -> int:
+        return -(-self.axes.T // self.tiling.block_q)
+
+    @property
+    def key_blocks(self) -> int:
+        return -(-self.axes.S // self.tiling.block_k)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Operands:
+    """The differentiable inputs. Rows of `query` are axis -2 of every leaf; so for `key`.
+
+    Attributes:
+        score: a Score whose definition scores a tile, or None where the tile is lifted.
+        expansion: the lift's expansion (leaves [B, ...]), or None.
+        query: (query, query_bias or None), [B, N, T, F] and [B, N, T, 1]; () without scores.
+        key: (key, key_bias or None), [B, K, S, F] and [B, K, S, 1]; () without scores.
+        value: [B, K, S, V].
+        bias: [B|1, N|1, T|1, S|1].
+    """
+
+    score: Score | None
+    expansion: Expansion | None
+    query: Any
+    key: Any
+    value: Array | None
+    bias: Array | None
+
+
+def make_operands(
+    problem: Problem, scored: tuple[Score, Array, Array] | None, lift: Lift | None
+) -> Operands:
+    """Operands from a lift or, without one, from a projected score; neither: no scores needed."""
+    if lift is not None:
+        # A constant per query changes nothing where only differences of scores count.
+        constant = None if problem.normalize.shift_invariant else lift.query_bias
+        query = (lift.query, None if constant is None else constant[..., None])
+        key = (lift.key, None if lift.key_bias is None else lift.key_bias[..., None])
+        return Operands(None, lift.expansion, query, key, problem.value, problem.bias)
+    if scored is not None:
+        score, query, key = scored
+        return Operands(score, None, (query, None), (key, None), problem.value, problem.bias)
+    return Operands(None, None, (), (), problem.value, None)
+
+
+class Tiles:
+    """The tiles of one group of examples."""
+
+    def __init__(
+        self, plan: TilePlan, operands: Operands, allowed: Allowed, seed: Array | None, group: Array
+    ):
+        self.plan, self.seed, self.group = plan, seed, group
+        size = plan.tiling.block_b
+
+        def take(array: Array) -> Array:
+            return _block(array, 0, group, size)
+
+        self.score = operands.score
+        self.expansion = jax.tree.map(take, operands.expansion)
+        self.query = jax.tree.map(take, operands.query)
+        self.key = jax.tree.map(take, operands.key)
+        self.value = jax.tree.map(take, operands.value)
+        self.bias = jax.tree.map(take, operands.bias)
+        self.allowed = jax.tree.map(take, allowed)
+
+    # -- scores of a tile, and back -------------------------------------------------------------
+
+    def query_block(self, iq: Array) -> Any:
+        return jax.tree.map(lambda a: _block(a, -2, iq, self.plan.tiling.block_q), self.query)
+
+    def key_block(self, ik: Array) -> Any:
+        return jax.tree.map(lambda a: _block(a, -2, ik, self.plan.tiling.block_k), self.key)
+
+    def open_query(self, expansion: Expansion | None, query: Any) -> Any:
+        """Compact rows -> what `pair` takes: features, or the rows themselves."""
+        if not query or not self.plan.lifted:
+            return query
+        rows = query[0] if expansion is None else expansion.query(query[0])
+        return rows.astype(self.plan.product), query[1]
+
+    def open_key(self, expansion: Expansion | None, key: Any) -> Any:
+        if not key or not self.plan.lifted:
+            return key
+        rows = key[0] if expansion is None else expansion.key(key[0])
+        return rows.astype(self.plan.product), key[1]
+
+    def pair(self, score: Score | None, query: Any, key: Any) -> Array:
+        """Opened query and key rows -> scores [b, N, q, s], without bias and mask."""
+        tiling, axes = self.plan.tiling, self.plan.axes
+        if not query:
+            shape = (tiling.block_b, axes.N, tiling.block_q, tiling.block_k)
+            return jnp.zeros(shape, self.plan.wide)
+        if score is not None:
+            return score.scores(query[0], repeat_heads(key[0], query[0])).astype(self.plan.wide)
+        rows = self._heads_together(query[0])
+        scores = self._heads_apart(self._product("bkqf,bksf->bkqs", rows, key[0]))
+        if key[1] is not None:
+            scores = scores + repeat_heads(key[1], query[0])[..., 0][..., None, :]
+        return scores if query[1] is None else scores + query[1]
+
+    def pair_back(
+        self, score: Score | None, query: Any, key: Any, d_scores: Array
+    ) -> tuple[Score | None, Any, Any]:
+        """Cotangents of score, opened query and opened key, in `wide`."""
+        if score is not None:
+
+            def definition(score: Score, query: Array, key: Array) -> Array:
+                return score.scores(query, repeat_heads(key, query)).astype(self.plan.wide)
+
+            _, pull = jax.vjp(definition, score, query[0], key[0])
+            d_score, d_query, d_key = jax.tree.map(self._widen, pull(d_scores))
+            return d_score, (d_query, None), (d_key, None)
+        rows = self._heads_together(d_scores.astype(self.plan.product))  # [b, K, Gq, s]
+        d_query = self._heads_apart(self._product("bkqs,bksf->bkqf", rows, key[0]))
+        d_key = self._product("bkqs,bkqf->bksf", rows, self._heads_together(query[0]))
+        d_key_bias = None
+        if key[1] is not None:  # [b, K, s, 1]
+            d_key_bias = self._heads_together(d_scores).sum(2)[..., None]
+        d_query_bias = None if query[1] is None else d_scores.sum(-1, keepdims=True)
+        return None, (d_query, d_query_bias), (d_key, d_key_bias)
+
+    # -- bias, mask, dropout --------------------------------------------------------------------
+
+    def finish_scores(self, scores: Array, iq: Array, ik: Array) -> tuple[Array, Array | None]:
+        """Adds the bias; -inf where masked. Returns scores and the tile's mask."""
+        tiling = self.plan.tiling
+        if self.bias is not None:
+            bias = _block(_block(self.bias, 2, iq, tiling.block_q), 3, ik, tiling.block_k)
+            scores = scores + bias.astype(scores.dtype)
+        allowed = self.allowed_block(iq, ik)
+        if allowed is None:
+            return scores, None
+        allowed = jnp.broadcast_to(allowed, scores.shape)
+        return jnp.where(allowed, scores, -jnp.inf), allowed
+
+    def allowed_block(self, iq: Array, ik: Array) -> Array | None:
+        tiling = self.plan.tiling
+        keys = ik * tiling.block_k + jnp.arange(tiling.block_k, dtype=jnp.int32)
+        keys = keys[None, None, None, :]
+        parts = []
+        if self.allowed.start is not None:
+            parts.append(keys >= _block(self.allowed.start, 2, iq, tiling.block_q)[..., None])
+        if self.allowed.end is not None:
+            parts.append(keys < _block(self.allowed.end, 2, iq, tiling.block_q)[..., None])
+        for query_ids, key_ids in self.allowed.segment_ids:
+            left = _block(query_ids, 1, iq, tiling.block_q)[:, None, :, None]
+            right = _block(key_ids, 1, ik, tiling.block_k)[:, None, None, :]
+            parts.append(left == right)
+        for array in self.allowed.arrays:
+            parts.append(_block(_block(array, 2, iq, tiling.block_q), 3, ik, tiling.block_k))
+        if not parts:
+            return None
+        allowed = parts[0]
+        for part in parts[1:]:
+            allowed = allowed & part
+        return allowed
+
+    def keep_block(self, iq: Array, ik: Array) -> Array | None:
+        """Dropout's factors for a tile, [b, N, q, s]; None without dropout."""
+        if self.seed is None:
+            return None
+        tiling, axes = self.plan.tiling, self.plan.axes
+        example = self.group * tiling.block_b + jnp.arange(tiling.block_b, dtype=jnp.int32)
+        head = jnp.arange(axes.N, dtype=jnp.int32)
+        query = iq * tiling.block_q + jnp.arange(tiling.block_q, dtype=jnp.int32)
+        key = ik * tiling.block_k + jnp.arange(tiling.block_k, dtype=jnp.int32)
+        row = (example[:, None] * axes.N + head[None, :])[..., None] * axes.T + query[None, None]
+        keys = key[None, None, None, :]
+        return keep_scale(self.seed, row[..., None], keys, self.plan.dropout_rate, self.plan.wide)
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def value_block(self, ik: Array) -> Array:
+        return self._value_operand(_block(self.value, 2, ik, self.plan.tiling.block_k))
+
+    def pool(self, weights: Array, value: Array) -> Array:
+        """[b, N, q, s] and [b, K, s, V] -> [b, N, q, V]."""
+        rows = self._heads_together(self._value_operand(weights))
+        return self._heads_apart(self._product("bkqs,bksv->bkqv", rows, value))
+
+    def pool_back(self, weights: Array, value: Array, d_out: Array) -> tuple[Array, Array]:
+        """d weights, [b, N, q, s], and d value, [b, K, s, V]."""
+        d_rows = self._heads_together(self._value_operand(d_out))
+        d_weights = self._heads_apart(self._product("bkqv,bksv->bkqs", d_rows, value))
+        rows = self._heads_together(self._value_operand(weights))
+        return d_weights, self._product("bkqs,bkqv->bksv", rows, d_rows)
+
+    def _value_operand(self, array: Array) -> Array:
+        """In the product's dtype, unless weights may be too large for 16 bits."""
+        plan = self.plan
+        return array.astype(plan.product if plan.normalize.bounded else plan.wide)
+
+    def _product(self, subscripts: str, left: Array, right: Array) -> Array:
+        return jnp.einsum(
+            subscripts,
+            left,
+            right,
+            precision=matmul_precision(left.dtype),
+            preferred_element_type=self.plan.wide,
+        )
+
+    def _heads_together(self, rows: Array) -> Array:
+        """[b, N, q, x] -> [b, K, Gq, x]: the query heads that share a key head, as rows."""
+        b, _, _, width = rows.shape
+        return rows.reshape(b, self.plan.axes.K, -1, width)
+
+    def _heads_apart(self, rows: Array) -> Array:
+        """[b, K, Gq, x] -> [b, N, q, x]."""
+        b, _, _, width = rows.shape
+        return rows.reshape(b, self.plan.axes.N, -1, width)
+
+    def _widen(self, array: Array) -> Array:
+        return array.astype(self.plan.wide)
+
+
+def product_dtype(platform: str, compute: np.dtype, wide: np.dtype) -> np.dtype:
+    """Matrix units take 16-bit operands; a CPU is faster, and more exact, in float32."""
+    return wide if platform == "cpu" else compute
+
+
+def pad_rows(array: Array, axis: int, size: int, fill: int = 0) -> Array:
+    """Pads an axis to `size`; an axis of 1 that broadcasts is left alone."""
+    if array.shape[axis] in (1, size):
+        return array
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, size - array.shape[axis])
+    return jnp.pad(array, widths, constant_values=fill)
+
+
+def _block(array: Array, axis: int, index: Array, size: int) -> Array:
+    """Block `index` of an axis; an axis of 1 broadcasts over all blocks."""
+    if array.shape[axis] in (1, size):
+        return array
+    return jax.lax.dynamic_slice_in_dim(array, index * size, size, axis % array.ndim)

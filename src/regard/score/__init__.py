@@ -1,0 +1,9 @@
+"""Step 1, score: how well a query fits a key, a(q, k), and its lift to an inner product."""
+
+from regard.score.additive import Additive
+from regard.score.bilinear import Bilinear
+from regard.score.contract import Lift, Score
+from regard.score.dot import Dot
+from regard.score.gaussian import Gaussian
+
+__all__ = ["Additive", "Bilinear", "Dot", "Gaussian", "Lift", "Score"]

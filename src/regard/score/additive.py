@@ -1,0 +1,343 @@
+"""The additive (Bahdanau) score, w^T tanh(W_q q + W_k k), and its lift by a sine series.
+
+The series itself is in sine_series.py. Here: the definition, the features, and the guard that
+sends data out of the series' range to the definition.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Bool, Float
+
+from regard.score.contract import Lift, Score, accumulation_dtype, project, repeat_heads
+from regard.score.sine_series import series_table, terms_for
+
+# One rounding of the number itself, in the types whose rounding is coarser than 1e-6.
+DEFAULT_TOLERANCE = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 1e-6}
+
+_guarded: ContextVar[bool] = ContextVar("guarded", default=True)
+
+
+@contextlib.contextmanager
+def unguarded() -> Iterator[None]:
+    """Traces the lift without its range check, to measure what the check costs. Not for use."""
+    token = _guarded.set(False)
+    try:
+        yield
+    finally:
+        _guarded.reset(token)
+
+
+def is_guarded() -> bool:
+    return _guarded.get()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Additive(Score):
+    """Additive score: a(q, k) = wᵀ tanh(W_q q + W_k k), for queries and keys of any two widths.
+
+    Bahdanau et al. 2015, appendix A.1.2; d2l "Attention Scoring Functions".
+
+    Lift: within `tolerance` per tanh over a stated range (tests/score/test_additive.py). tanh is a
+    short sine series, and sin(ω(x+y)) = sin ωx cos ωy + cos ωx sin ωy separates, so h hidden
+    units with R terms are an inner product of width 2Rh. R follows from the tolerance; the
+    range of x + y is measured on the data, per hidden unit, and where it is past what R terms
+    can do the definition runs instead: the lift is never silently outside its tolerance.
+
+    Example:
+        >>> import jax.numpy as jnp, regard
+        >>> score = regard.Additive(jnp.ones((2, 8)), jnp.ones((3, 8)), jnp.ones(8))
+        >>> q, k = jnp.zeros((1, 2)), jnp.zeros((4, 3))
+        >>> regard.scores(q, k, score=score).tolist()
+        [[0.0, 0.0, 0.0, 0.0]]
+
+    Args:
+        query_kernel: W_q, (Hq, h), or (N, Hq, h), one per head; None where the queries are
+            projected already.
+        key_kernel: W_k, (Hk, h), or (N, Hk, h); None where the keys are projected already.
+        vector: w, (h,), or (N, h).
+        tolerance: bound on the error of each tanh, so that a score is off by at most
+            tolerance·‖w‖₁. None: 2⁻⁸ in bfloat16, 2⁻¹¹ in float16, 1e-6 in float32, and the
+            definition in float64. "exact": the definition always.
+    """
+
+    query_kernel: Array | None
+    key_kernel: Array | None
+    vector: Array
+    tolerance: float | str | None = field(default=None, metadata=dict(static=True))
+
+    def scores(self, query: Array, key: Array) -> Array:
+        projected, x, y = self.projected(query, key)
+        z = x[..., :, None, :] + y[..., None, :, :]  # [..., T, S, h], summed while it is made
+        return jnp.sum(jnp.tanh(z) * _align(projected.vector, x.ndim)[..., None, :], axis=-1)
+
+    def projected(self, query: Array, key: Array) -> "tuple[Additive, Array, Array]":
+        """x = W_q q, [..., T, h], and y = W_k k, [..., S, h], in float32 or wider."""
+        wide = accumulation_dtype(query.dtype)
+        x = query.astype(wide) if self.query_kernel is None else project(query, self.query_kernel)
+        y = key.astype(wide) if self.key_kernel is None else project(key, self.key_kernel)
+        tolerance = self.lift_tolerance(query.dtype)  # x and y no longer tell the compute dtype
+        projected = Additive(
+            None, None, self.vector.astype(wide), "exact" if tolerance is None else tolerance
+        )
+        return projected, x, y
+
+    def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift | None:
+        tolerance = self.lift_tolerance(query.dtype)
+        if tolerance is None or not worth_lifting(query.shape[-2], key.shape[-2]):
+            return None
+        projected, x, y = self.projected(query, key)
+        table = _Table.fit(tolerance, design_limit(query.shape[-2], key.shape[-2]))
+        low, high, shift = _ranges(x, y, visible)
+        x, y = x + repeat_heads(shift, x), y - shift
+        if visible is not None:
+            y = jnp.where(visible[..., None], y, 0)
+        reach = jnp.maximum(high, -low)  # [..., K, 1, h]: max abs(x + y) over the pairs
+        entry = jnp.searchsorted(jnp.asarray(table.limits, reach.dtype), reach)
+        entry = jnp.minimum(entry, len(table.limits) - 1)
+        frequency = jnp.asarray(table.frequency, x.dtype)[entry]  # [..., K, 1, h]
+        coefficients = jnp.asarray(table.coefficients, x.dtype)[:, entry]  # [R, ..., K, 1, h]
+        coefficients = repeat_heads(jnp.moveaxis(coefficients, 0, -2)[..., 0, :, :], x)
+        vector = _align(projected.vector, x.ndim)  # [..., N, 1, h]
+        expansion = SineExpansion(frequency, coefficients * vector)
+        in_range = None
+        if _guarded.get():
+            in_range = all_over_vmap(jnp.all(reach <= table.limits[-1]))  # False on NaN as well
+        return Lift(x, y, expansion=expansion, in_range=in_range, standing=f"within {tolerance:g}")
+
+    def check(self, query_width: int, key_width: int) -> None:
+        hidden = self.vector.shape[-1] if self.vector.ndim in (1, 2) else -1
+        query_shape = _shape(self.query_kernel, query_width, hidden)
+        key_shape = _shape(self.key_kernel, key_width, hidden)
+        if query_shape != (query_width, hidden) or key_shape != (key_width, hidden):
+            arrays = {
+                "query_kernel": self.query_kernel,
+                "key_kernel": self.key_kernel,
+                "vector": self.vector,
+            }
+            got = ", ".join(
+                f"{name} {None if array is None else list(array.shape)}"
+                for name, array in arrays.items()
+            )
+            raise ValueError(
+                "Additive needs query_kernel (Hq, h), key_kernel (Hk, h) and vector (h,), or each "
+                "with a leading N, one per head; a kernel of None means projected already, width "
+                f"h. Got {got} for query width {query_width}, key width {key_width}. Fix: kernels "
+                "whose first axis is the input width and whose last is the vector's length."
+            )
+
+    def __post_init__(self) -> None:
+        tolerance = self.tolerance
+        if tolerance is None or tolerance == "exact":
+            return
+        if isinstance(tolerance, str) or not 0 < tolerance < math.inf:
+            raise ValueError(
+                f'tolerance must be a positive number, "exact", or None. Got {tolerance!r}. '
+                "Fix: None follows the compute dtype."
+            )
+
+    def per_head(self) -> bool:
+        kernels = (self.query_kernel, self.key_kernel)
+        return self.vector.ndim == 2 or any(k is not None and k.ndim == 3 for k in kernels)
+
+    def tile_width(self, query_width: int) -> int:
+        return self.vector.shape[-1]
+
+    def lift_tolerance(self, dtype: jnp.dtype) -> float | None:
+        """The tolerance in force for this compute dtype; None: the definition."""
+        if self.tolerance == "exact":
+            return None
+        if self.tolerance is None:
+            return DEFAULT_TOLERANCE.get(jnp.dtype(dtype).name)
+        return float(self.tolerance)
+
+    def describe_lift(self, query_len: int, key_len: int, dtype: jnp.dtype) -> str | None:
+        tolerance = self.lift_tolerance(dtype)
+        if tolerance is None or not worth_lifting(query_len, key_len):
+            return None
+        table = _Table.fit(tolerance, design_limit(query_len, key_len))
+        terms, hidden = len(table.coefficients), self.vector.shape[-1]
+        return (
+            f"sine series of R={terms} terms, width 2Rh = {2 * terms * hidden}, each tanh within "
+            f"{tolerance:.3g} while abs(x+y) <= {table.limits[-1]:.2f}; past that, decided on the "
+            "data at run time, the definition (return_lifted=True tells)"
+        )
+
+
+def worth_lifting(query_len: int, key_len: int) -> bool:
+    """Features cost T + S and save T·S, so short sides (one decoding step) take the definition."""
+    return query_len * key_len >= 32 * (query_len + key_len)
+
+
+def design_limit(query_len: int, key_len: int) -> float:
+    """The range of x + y that R is chosen for, a static function of the lengths.
+
+    The largest of n unit normals is about sqrt(2 ln 2n); the rest is room for the worst of
+    hundreds of hidden units. Rounded up to quarters, so that few series are ever fitted.
+    """
+    reach = sum(math.sqrt(2 * math.log(2 * max(n, 1))) for n in (query_len, key_len))
+    return math.ceil(4 * (reach + 0.75)) / 4
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SineExpansion:
+    """phi(x) = [c_r w sin ω_r x, c_r w cos ω_r x], psi(y) = [cos ω_r y, sin ω_r y].
+
+    Attributes:
+        frequency: [..., K, 1, h], π/2P of the series each hidden unit took.
+        amplitude: [..., N, R, h], its coefficients times w.
+    """
+
+    frequency: Array
+    amplitude: Array
+
+    def query(self, compact: Float[Array, "... T h"]) -> Float[Array, "... T R2h"]:
+        terms = self.amplitude.shape[-2]
+        sin, cos = sines(compact * repeat_heads(self.frequency, compact), terms)
+        amplitude = self.amplitude[..., None, :, :]  # [..., N, 1, R, h]
+        return _flatten(amplitude * sin, amplitude * cos)
+
+    def key(self, compact: Float[Array, "... S h"]) -> Float[Array, "... S R2h"]:
+        sin, cos = sines(compact * self.frequency, self.amplitude.shape[-2])
+        return _flatten(cos, sin)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def sines(angle: Float[Array, "... h"], terms: int) -> tuple[Array, Array]:
+    """sin and cos of (2r-1)·angle for r = 1..R, each [..., R, h], from one sine and one cosine.
+
+    (2r-1) = (2a+1) + 2Ab: a few small multiples by angle addition, then every pair of them at
+    once, so that each feature costs three flops and at most a handful of roundings.
+    """
+    block = max(1, 1 << (max(terms - 1, 1).bit_length() // 2))  # A, about sqrt(R)
+    steps = -(-terms // block)
+    first = (jnp.sin(angle), jnp.cos(angle))
+    double = _turn(first, first)
+    near = [first]
+    for _ in range(block - 1):
+        near.append(_turn(near[-1], double))
+    if steps == 1:
+        return _stack(near, terms)
+    stride = double
+    for _ in range(block.bit_length() - 1):
+        stride = _turn(stride, stride)  # angle · 2A
+    far = [(jnp.zeros_like(angle), jnp.ones_like(angle)), stride]
+    for b in range(2, steps):
+        far.append(_turn(far[b // 2], far[b - b // 2]))
+    near_sin, near_cos = (part[..., None, :, :] for part in _stack(near, block))
+    far_sin, far_cos = (part[..., :, None, :] for part in _stack(far, steps))
+    shape = (*angle.shape[:-1], steps * block, angle.shape[-1])
+    sin = (near_sin * far_cos + near_cos * far_sin).reshape(shape)[..., :terms, :]
+    cos = (near_cos * far_cos - near_sin * far_sin).reshape(shape)[..., :terms, :]
+    return sin, cos
+
+
+def _sines_forward(angle: Array, terms: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    both = sines(angle, terms)
+    return both, both
+
+
+def _sines_backward(
+    terms: int, both: tuple[Array, Array], cotangents: tuple[Array, Array]
+) -> tuple[Array]:
+    sin, cos = both
+    multiples = jnp.asarray(2 * np.arange(terms) + 1, sin.dtype)[:, None]
+    multiples = multiples.reshape((1,) * (sin.ndim - 2) + multiples.shape)
+    return (jnp.sum(multiples * (cotangents[0] * cos - cotangents[1] * sin), axis=-2),)
+
+
+sines.defvjp(_sines_forward, _sines_backward)
+
+
+@jax.custom_batching.custom_vmap
+def all_over_vmap(flag: Bool[Array, ""]) -> Bool[Array, ""]:
+    """The flag; under vmap, whether *all* of the batch's flags hold.
+
+    A per-example flag would turn the guard's branch into a select that runs both sides.
+    """
+    return flag
+
+
+@all_over_vmap.def_vmap
+def _all_over_vmap_rule(axis_size: int, in_batched: list[bool], flag: Array) -> tuple[Array, bool]:
+    return (jnp.all(flag, axis=0) if in_batched[0] else flag), False
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The fitted series as arrays, narrowest range first."""
+
+    limits: np.ndarray  # [J]
+    frequency: np.ndarray  # [J], π/2P
+    coefficients: np.ndarray  # [R, J]
+
+    @staticmethod
+    @functools.lru_cache(maxsize=None)
+    def fit(tolerance: float, limit: float) -> "_Table":
+        series = series_table(terms_for(tolerance, limit), tolerance, limit)
+        return _Table(
+            np.array([s.limit for s in series]),
+            np.array([np.pi / (2 * s.half_period) for s in series]),
+            np.stack([s.coefficients for s in series], axis=1),
+        )
+
+
+def _ranges(x: Array, y: Array, visible: Array | None) -> tuple[Array, Array, Array]:
+    """Least and greatest x + y per hidden unit, [..., K, 1, h], and y's middle, to center by.
+
+    min x + min y and max x + max y bound the sum more tightly than max abs x + max abs y
+    would, and need no centering; the shift is there for the accuracy of the sines alone.
+    """
+    x, y = jax.lax.stop_gradient((x, y))
+    y_low, y_high = y, y
+    if visible is not None:
+        y_low = jnp.where(visible[..., None], y, jnp.inf)
+        y_high = jnp.where(visible[..., None], y, -jnp.inf)
+    y_low, y_high = y_low.min(-2, keepdims=True), y_high.max(-2, keepdims=True)  # [..., K, 1, h]
+    nothing = y_low > y_high  # no visible key at all
+    y_low, y_high = jnp.where(nothing, 0, y_low), jnp.where(nothing, 0, y_high)
+    x_low, x_high = x.min(-2, keepdims=True), x.max(-2, keepdims=True)  # [..., N, 1, h]
+    if x.ndim > 2 and x.shape[-3] != y.shape[-3]:  # a group of query heads shares its key head
+        grouped = (*y.shape[:-2], x.shape[-3] // y.shape[-3], x.shape[-1])
+        x_low = x_low.reshape(grouped).min(-2, keepdims=True)
+        x_high = x_high.reshape(grouped).max(-2, keepdims=True)
+    return x_low + y_low, x_high + y_high, 0.5 * (y_low + y_high)
+
+
+def _turn(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+    """(sin, cos) of the sum of two angles."""
+    return a[0] * b[1] + a[1] * b[0], a[1] * b[1] - a[0] * b[0]
+
+
+def _stack(pairs: list[tuple[Array, Array]], count: int) -> tuple[Array, Array]:
+    """Pairs of [..., h] -> two [..., count, h]."""
+    sin, cos = zip(*pairs[:count], strict=True)
+    return jnp.stack(sin, axis=-2), jnp.stack(cos, axis=-2)
+
+
+def _flatten(first: Array, second: Array) -> Array:
+    """Two [..., R, h] -> [..., 2Rh]."""
+    both = jnp.concatenate([first, second], axis=-2)
+    return both.reshape(*both.shape[:-2], -1)
+
+
+def _align(vector: Array, ndim: int) -> Array:
+    """(h,) or (N, h) -> [..., N, 1, h] of rank `ndim`."""
+    shape = vector.shape[:-1] + (1,) + vector.shape[-1:]
+    return vector.reshape((1,) * (ndim - len(shape)) + shape)
+
+
+def _shape(kernel: Array | None, width: int, hidden: int) -> tuple[int, ...]:
+    if kernel is None:
+        return (width, width)
+    return kernel.shape[-2:] if kernel.ndim in (2, 3) else kernel.shape

@@ -1,0 +1,50 @@
+"""The bilinear score, a(q, k) = q^T M k."""
+
+from dataclasses import dataclass
+
+import jax
+from jax import Array
+
+from regard.score.contract import Lift, Score, inner_products, project
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Bilinear(Score):
+    """Bilinear score: a(q, k) = qᵀ M k, for queries and keys of any two widths.
+
+    Luong et al. 2015, section 3.1 ("general"). Lift: exact (tests/score/test_every_score.py);
+    the wider side is projected to the narrower one's width.
+
+    Example:
+        >>> import jax.numpy as jnp, regard
+        >>> q, k = jnp.ones((1, 2)), jnp.ones((3, 5))
+        >>> regard.scores(q, k, score=regard.Bilinear(jnp.ones((2, 5)))).tolist()
+        [[10.0, 10.0, 10.0]]
+
+    Args:
+        kernel: M, (Hq, Hk), or (N, Hq, Hk), one per head.
+    """
+
+    kernel: Array
+
+    def scores(self, query: Array, key: Array) -> Array:
+        projected = project(query, self.kernel)  # [..., T, Hk]
+        return inner_products(projected, key.astype(projected.dtype))
+
+    def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift:
+        query_width, key_width = self.kernel.shape[-2:]
+        if query_width >= key_width:
+            return Lift(project(query, self.kernel), key)
+        return Lift(query, project(key, self.kernel.swapaxes(-1, -2)))
+
+    def check(self, query_width: int, key_width: int) -> None:
+        if self.kernel.ndim not in (2, 3) or self.kernel.shape[-2:] != (query_width, key_width):
+            raise ValueError(
+                "Bilinear's kernel must have shape (Hq, Hk), or (N, Hq, Hk) for one per head. "
+                f"Got kernel {list(self.kernel.shape)} for query width {query_width}, key width "
+                f"{key_width}. Fix: a kernel of shape [{query_width}, {key_width}]."
+            )
+
+    def per_head(self) -> bool:
+        return self.kernel.ndim == 3

@@ -1,0 +1,199 @@
+"""What a score is: a(q, k) by its definition and, where there is one, its lift.
+
+A lift writes the score as an inner product, a(q, k) = phi(q) . psi(k) + beta(k) (+ a constant
+per query), so that engines built for dot products can run it. Pooling and masks are elsewhere.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float
+
+
+class Score:
+    """The base class of every score, and of your own.
+
+    A score is a pytree (its parameters are leaves, so it can be differentiated, jitted and
+    vmapped) with one method that has to be there, `scores`, and three that may be:
+
+    - `scores(query, key)`: a(q, k) by definition. `query` is [..., T, Hq], `key` [..., S, Hk],
+      both of one floating dtype and with equal leading axes; returns [..., T, S] in float32
+      or wider.
+    - `lift(query, key, visible=...)`: the same score as an inner product, or None.
+    - `projected(query, key)`: the same score on inputs projected once, before any loop.
+    - `check(query_width, key_width)`: raise ValueError where the widths do not fit.
+
+    Without a lift, blockwise pooling calls `scores` on one tile of queries and keys at a time,
+    so a new score has linear memory and a gradient from its first line on.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import jax, jax.numpy as jnp, regard
+        >>> @jax.tree_util.register_dataclass
+        ... @dataclass(frozen=True)
+        ... class Laplace(regard.Score):
+        ...     width: float = 1.0
+        ...     def scores(self, query, key):
+        ...         gap = query[..., :, None, :] - key[..., None, :, :]  # [..., T, S, D]
+        ...         return -jnp.abs(gap).sum(-1) / self.width
+        >>> x = jnp.linspace(0.0, 1.0, 5)[:, None]  # [T, D]
+        >>> regard.attend(x, x, x, score=Laplace(0.01)).shape
+        (5, 1)
+    """
+
+    def scores(self, query: Array, key: Array) -> Array:
+        raise NotImplementedError(f"{type(self).__name__} does not define scores(query, key)")
+
+    def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> "Lift | None":
+        """The score as an inner product, or None where it has no such form.
+
+        Args:
+            query: [..., T, Hq].
+            key: [..., S, Hk].
+            visible: [..., S] bool, keys that some query may look at; None means all.
+        """
+        return None
+
+    def projected(self, query: Array, key: Array) -> "tuple[Score, Array, Array]":
+        """An equal score, query and key with every projection done: no loop may repeat one."""
+        return self, query, key
+
+    def check(self, query_width: int, key_width: int) -> None:
+        """Raises ValueError when queries and keys of these widths cannot be compared."""
+
+    def per_head(self) -> bool:
+        """Whether a parameter carries a leading axis of heads."""
+        return False
+
+    def tile_width(self, query_width: int) -> int:
+        """Numbers that the definition holds per (query, key) pair: bounds a tile's size."""
+        return query_width
+
+    def describe_lift(self, query_len: int, key_len: int, dtype: jnp.dtype) -> str | None:
+        """One line on the lift for `explain`, or None where the definition is used."""
+        return None
+
+
+class Expansion(Protocol):
+    """Makes wide features from the compact arrays of a lift, a block of rows at a time."""
+
+    def query(self, compact: Array) -> Array: ...
+
+    def key(self, compact: Array) -> Array: ...
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Lift:
+    """A score written as phi(q) . psi(k) + key_bias + query_bias.
+
+    `query` and `key` are compact: an `expansion`, where there is one, turns a block of their
+    rows into features, so that wide features never have to be stored whole. Without one they
+    are the features.
+
+    Attributes:
+        query: [..., T, F].
+        key: [..., S, F].
+        key_bias: [..., S], float32 or wider; None is zero.
+        query_bias: [..., T]: the constant per query that softmax cannot see but
+            unnormalized regimes can; None is zero.
+        expansion: see `Expansion`.
+        in_range: a bool scalar, False where the data left the range in which the lift keeps
+            its promise and the definition has to be used; None for a lift that always holds.
+    """
+
+    query: Array
+    key: Array
+    key_bias: Array | None = None
+    query_bias: Array | None = None
+    expansion: Expansion | None = None
+    in_range: Bool[Array, ""] | None = None
+    standing: str = field(default="exact", metadata=dict(static=True))
+
+    def query_features(self) -> Array:
+        """phi(q), [..., T, R]."""
+        return self.query if self.expansion is None else self.expansion.query(self.query)
+
+    def key_features(self) -> Array:
+        """psi(k), [..., S, R]."""
+        return self.key if self.expansion is None else self.expansion.key(self.key)
+
+    def scores(self) -> Array:
+        """phi(q) . psi(k) + biases, [..., T, S]."""
+        query = self.query_features()
+        key = repeat_heads(self.key_features().astype(query.dtype), query)
+        scores = inner_products(query, key)
+        if self.key_bias is not None:
+            scores = scores + repeat_heads(self.key_bias[..., None, :], query)
+        if self.query_bias is not None:
+            scores = scores + self.query_bias[..., :, None]
+        return scores
+
+
+def accumulation_dtype(*dtypes: jnp.dtype) -> jnp.dtype:
+    """float32, or wider where an input is wider: the type of scores, softmax and sums."""
+    wide = jnp.dtype(jnp.float32)
+    for dtype in dtypes:
+        wide = jnp.promote_types(wide, dtype)
+    return wide
+
+
+def matmul_precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
+    """Full float32 products unless the user chose otherwise (jax.default_matmul_precision).
+
+    A GPU would quietly use tf32, three digits, which breaks the promise that a float32 input
+    is scored in float32.
+    """
+    if jax.config.jax_default_matmul_precision is None and jnp.dtype(dtype).itemsize >= 4:
+        return jax.lax.Precision.HIGHEST
+    return None
+
+
+def inner_products(
+    query: Float[Array, "... T R"], key: Float[Array, "... S R"]
+) -> Float[Array, "... T S"]:
+    """query . key for every pair, accumulated in float32 or wider."""
+    return jnp.einsum(
+        "...tr,...sr->...ts",
+        query,
+        key,
+        precision=matmul_precision(query.dtype),
+        preferred_element_type=accumulation_dtype(query.dtype),
+    )
+
+
+def project(inputs: Float[Array, "... T H"], kernel: Array) -> Float[Array, "... T F"]:
+    """inputs @ kernel in the inputs' dtype, accumulated and returned in float32 or wider.
+
+    A kernel [H, F] serves every head; [N, H, F] one each.
+    """
+    if kernel.ndim == 2:
+        subscripts = "...th,hf->...tf"
+    else:
+        subscripts = "...nth,nhf->...ntf"
+    return jnp.einsum(
+        subscripts,
+        inputs,
+        kernel.astype(inputs.dtype),
+        precision=matmul_precision(inputs.dtype),
+        preferred_element_type=accumulation_dtype(inputs.dtype),
+    )
+
+
+def repeat_heads(array: Array, like: Array) -> Array:
+    """Repeats key heads, axis -3, up to the query heads of `like` (grouped queries)."""
+    if array.ndim < 3 or array.shape[-3] == like.shape[-3]:
+        return array
+    return jnp.repeat(array, like.shape[-3] // array.shape[-3], axis=-3)
+
+
+def require_one_width(name: str, query_width: int, key_width: int) -> None:
+    if query_width != key_width:
+        raise ValueError(
+            f"{name} needs queries and keys of one width. Got query width {query_width}, "
+            f"key width {key_width}. Fix: score=regard.Bilinear(kernel [{query_width}, "
+            f"{key_width}]) or regard.Additive, or project one side."
+        )

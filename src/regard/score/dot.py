@@ -1,0 +1,61 @@
+"""The scaled dot product, a(q, k) = scale q . k."""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from regard.score.contract import (
+    Lift,
+    Score,
+    accumulation_dtype,
+    inner_products,
+    require_one_width,
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Dot(Score):
+    """Scaled dot product: a(q, k) = scale · q.k, with scale = 1/sqrt(D) unless given.
+
+    For q and k of independent unit-variance entries q.k has variance D, so without the scale
+    the softmax saturates as D grows (Vaswani et al. 2017, section 3.2.1).
+
+    Lift: exact (tests/score/test_every_score.py).
+
+    Example:
+        >>> import jax.numpy as jnp, regard
+        >>> q, k = jnp.ones((1, 4)), jnp.ones((2, 4))
+        >>> regard.scores(q, k, score=regard.Dot()).tolist()
+        [[2.0, 2.0]]
+        >>> regard.scores(q, k, score=regard.Dot(scale=1.0)).tolist()
+        [[4.0, 4.0]]
+
+    Args:
+        scale: a number, a scalar array (it may be learned), or (N,), one per head.
+    """
+
+    scale: float | Array | None = None
+
+    def scores(self, query: Array, key: Array) -> Array:
+        return inner_products(query, key) * self._scale(query)
+
+    def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift:
+        # The product with the scale stays in float32: rounding it to bfloat16 would move
+        # every query by up to 2^-9.
+        return Lift(query.astype(accumulation_dtype(query.dtype)) * self._scale(query), key)
+
+    def check(self, query_width: int, key_width: int) -> None:
+        require_one_width("Dot", query_width, key_width)
+
+    def per_head(self) -> bool:
+        return self.scale is not None and jnp.ndim(self.scale) == 1
+
+    def _scale(self, query: Array) -> Array:
+        """Broadcasts against [..., T, D] and [..., T, S]."""
+        scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if self.scale is None else self.scale
+        scale = jnp.asarray(scale, accumulation_dtype(query.dtype))
+        return scale.reshape((1,) * (query.ndim - scale.ndim - 2) + scale.shape + (1, 1))

@@ -1,0 +1,283 @@
+"""Looking at attention without the T×S matrix: per-query and per-key summaries, and pictures.
+
+Both run over tiles like blockwise pooling: once for the regime's per-query stats, once more to
+look at each tile's weights. Memory is linear in T and S.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from regard.attend import prepare
+from regard.mask import Mask
+from regard.normalize import Normalizer, Softmax
+from regard.pool.blockwise import (
+    forced_tiling,
+    guarded,
+    join,
+    lay_out,
+    pool_query_block,
+    score_or_lift,
+    sweeper,
+    visit_bounds,
+)
+from regard.pool.problem import Problem
+from regard.pool.tiles import TilePlan, Tiles
+from regard.score.additive import is_guarded
+from regard.score.contract import Lift, Score
+from regard.score.dot import Dot
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Summary:
+    """What the weights look like, query by query and key by key.
+
+    Attributes:
+        entropy: -sum_s alpha log alpha per query, in nats; (T,), (B, T) or (B, N, T).
+        argmax: the key with the largest weight; -1 for a query that looks at nothing.
+        max_weight: that weight.
+        key_total: the weight a key receives from all queries; (S,), (B, S) or (B, N, S).
+
+    Example:
+        >>> import jax.numpy as jnp, regard
+        >>> x = jnp.eye(3) * 100
+        >>> regard.summarize(x, x).argmax.tolist()
+        [0, 1, 2]
+    """
+
+    entropy: Array
+    argmax: Array
+    max_weight: Array
+    key_total: Array
+
+
+def summarize(
+    query: Array,
+    key: Array,
+    *,
+    score: Score = Dot(),
+    valid_lens: Array | None = None,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    normalize: Normalizer = Softmax(),
+) -> Summary:
+    """Entropy, best key and its weight per query, and the weight received per key.
+
+    Example:
+        >>> import jax.numpy as jnp, regard
+        >>> x = jnp.zeros((2, 4, 1))
+        >>> summary = regard.summarize(x, x, valid_lens=jnp.array([2, 0]))
+        >>> summary.key_total.tolist()
+        [[2.0, 2.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+        >>> summary.argmax[1].tolist()
+        [-1, -1, -1, -1]
+
+    Args: as in `attend`.
+    """
+    problem, _ = prepare(
+        query,
+        key,
+        None,
+        score=score,
+        valid_lens=valid_lens,
+        mask=mask,
+        bias=bias,
+        normalize=normalize,
+    )
+    return _summarize(problem, forced_tiling(), jax.default_backend(), is_guarded())
+
+
+def attention_map(
+    query: Array,
+    key: Array,
+    *,
+    score: Score = Dot(),
+    valid_lens: Array | None = None,
+    mask: Mask | Array | None = None,
+    bias: Array | None = None,
+    normalize: Normalizer = Softmax(),
+    resolution: tuple[int, int] = (512, 512),
+) -> Array:
+    """The weights as a picture: block-averaged to at most `resolution` rows and columns.
+
+    Where T and S fit in the resolution these are the weights themselves.
+
+    Example:
+        >>> import jax.numpy as jnp, regard
+        >>> x = jnp.zeros((1000, 1))
+        >>> regard.attention_map(x, x, mask=regard.Mask.causal(), resolution=(10, 20)).shape
+        (10, 20)
+
+    Args:
+        resolution: (rows, columns) at most; the rest as in `attend`.
+
+    Returns:
+        (rows, columns), with the weights' leading axes (), (B,) or (B, N).
+    """
+    rows, columns = resolution
+    if not (isinstance(rows, int) and isinstance(columns, int) and rows > 0 and columns > 0):
+        raise ValueError(f"resolution must be two positive integers. Got {resolution!r}.")
+    problem, _ = prepare(
+        query,
+        key,
+        None,
+        score=score,
+        valid_lens=valid_lens,
+        mask=mask,
+        bias=bias,
+        normalize=normalize,
+    )
+    axes = problem.axes
+    picture = (min(rows, axes.T), min(columns, axes.S))
+    return _attention_map(
+        problem, forced_tiling(), jax.default_backend(), is_guarded(), picture
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _summarize(problem: Problem, sizes: Any, platform: str, guard: bool) -> Summary:
+    axes = problem.axes
+    if 0 in (axes.B, axes.T, axes.S, axes.N):
+        rows = jnp.zeros((axes.B, axes.N, axes.T), jnp.float32)
+        keys = jnp.zeros((axes.B, axes.N, axes.S), jnp.float32)
+        empty = Summary(rows, jnp.full(rows.shape, -1, jnp.int32), rows, keys)
+        return jax.tree.map(axes.callers_pairs, empty)
+
+    def start(plan: TilePlan) -> Array:
+        keys = plan.key_blocks * plan.tiling.block_k
+        return jnp.zeros((plan.tiling.block_b, plan.axes.N, keys), plan.wide)
+
+    def query_block(tiles: Tiles, sweep: Callable, stats: Any, iq: Array, total: Array) -> Any:
+        plan = tiles.plan
+        rows = (plan.tiling.block_b, plan.axes.N, plan.tiling.block_q)
+        seen = _rows_inside(plan, iq)
+
+        def look(carry: Any, scores: Array, allowed: Array | None, ik: Array) -> Any:
+            total, entropy, best, at = carry
+            first_key = ik * plan.tiling.block_k
+            alpha = plan.normalize.recall(stats, scores, allowed, first_key) * seen
+            column = alpha.sum(2)  # [b, N, s]
+            here = lax.dynamic_slice_in_dim(total, first_key, plan.tiling.block_k, 2)
+            total = lax.dynamic_update_slice_in_dim(total, here + column, first_key, 2)
+            entropy = entropy - jnp.where(alpha > 0, alpha * jnp.log(alpha), 0.0).sum(-1)
+            peak = alpha.max(-1)
+            place = first_key + jnp.argmax(alpha, -1).astype(jnp.int32)
+            return (
+                total,
+                entropy,
+                jnp.maximum(best, peak),
+                jnp.where(peak > best, place, at),
+            )
+
+        zeros = jnp.zeros(rows, plan.wide)
+        total, *per_query = sweep(look, (total, zeros, zeros, jnp.full(rows, -1, jnp.int32)))
+        return total, tuple(per_query)
+
+    def finish(plan: TilePlan, totals: Array, per_query: Any) -> Summary:
+        entropy, best, at = (join(plan, a[..., None])[:, :, : axes.T, 0] for a in per_query)
+        return Summary(entropy, at, best, _groups_joined(totals)[..., : axes.S])
+
+    summary = _look(problem, sizes, platform, start, query_block, finish)
+    return jax.tree.map(axes.callers_pairs, summary)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _attention_map(
+    problem: Problem, sizes: Any, platform: str, guard: bool, picture: tuple[int, int]
+) -> Array:
+    axes, (height, width) = problem.axes, picture
+    if 0 in (axes.B, axes.T, axes.S, axes.N):
+        return axes.callers_pairs(jnp.zeros((axes.B, axes.N, height, width), jnp.float32))
+
+    def local_bins(block: int, bins: int, length: int) -> int:
+        """How many bins a block of rows can touch."""
+        return min(bins, block * bins // length + 2)
+
+    def start(plan: TilePlan) -> Array:
+        return jnp.zeros((plan.tiling.block_b, plan.axes.N, height, width), plan.wide)
+
+    def average(index: Array, block: int, bins: int, length: int, dtype: Any) -> tuple:
+        """The first bin a block touches, and [local bins, block] averaging weights."""
+        at = index * block + jnp.arange(block, dtype=jnp.int32)
+        # Bins in float64-free integer arithmetic: floor(at * bins / length), split to stay small.
+        bin_of = (at // length) * bins + (at % length) * bins // length
+        sizes = jnp.zeros(bins, jnp.int32).at[_bins(length, bins)].add(1)
+        local = local_bins(block, bins, length)
+        first = jnp.clip(bin_of[0], 0, bins - local)
+        inside = (at < length)[None, :]
+        hit = (bin_of[None, :] == first + jnp.arange(local, dtype=jnp.int32)[:, None]) & inside
+        share = 1.0 / sizes[jnp.clip(bin_of, 0, bins - 1)].astype(dtype)
+        return first, hit.astype(dtype) * share[None, :]
+
+    def query_block(tiles: Tiles, sweep: Callable, stats: Any, iq: Array, image: Array) -> Any:
+        plan = tiles.plan
+        top, down = average(iq, plan.tiling.block_q, height, axes.T, plan.wide)
+
+        def look(image: Array, scores: Array, allowed: Array | None, ik: Array) -> Array:
+            alpha = plan.normalize.recall(stats, scores, allowed, ik * plan.tiling.block_k)
+            left, across = average(ik, plan.tiling.block_k, width, axes.S, plan.wide)
+            patch = jnp.einsum("rq,bnqs,cs->bnrc", down, alpha, across)
+            at = (jnp.int32(0), jnp.int32(0), top, left)
+            here = lax.dynamic_slice(image, at, patch.shape)
+            return lax.dynamic_update_slice(image, here + patch, at)
+
+        return sweep(look, image), ()
+
+    def finish(plan: TilePlan, images: Array, per_query: Any) -> Array:
+        return _groups_joined(images)
+
+    return axes.callers_pairs(_look(problem, sizes, platform, start, query_block, finish))
+
+
+def _look(
+    problem: Problem,
+    sizes: Any,
+    platform: str,
+    start: Callable,
+    query_block: Callable,
+    finish: Callable,
+) -> Any:
+    """Runs `query_block` over every block of queries, group by group, with the regime's stats."""
+    scored, lift = score_or_lift(problem)
+
+    def run(lift: Lift | None) -> Any:
+        plan, operands, allowed = lay_out(problem, scored, lift, sizes, platform)
+        bounds = visit_bounds(plan, allowed)
+
+        def group(index: Array) -> Any:
+            tiles = Tiles(plan, operands, allowed, None, index)
+
+            def one(carry: Any, iq: Array) -> Any:
+                _, stats = pool_query_block(tiles, bounds, iq)
+                query = tiles.open_query(tiles.expansion, tiles.query_block(iq))
+                sweep = sweeper(tiles, bounds, iq, query)
+                return query_block(tiles, sweep, stats, iq, carry)
+
+            return lax.scan(one, start(plan), jnp.arange(plan.query_blocks, dtype=jnp.int32))
+
+        carry, per_query = lax.map(group, jnp.arange(plan.groups, dtype=jnp.int32))
+        return finish(plan, carry, per_query)
+
+    return guarded(lift, run)[0]
+
+
+def _rows_inside(plan: TilePlan, iq: Array) -> Array:
+    """1 for real queries, 0 for padded ones: [1, 1, q, 1]."""
+    row = iq * plan.tiling.block_q + jnp.arange(plan.tiling.block_q, dtype=jnp.int32)
+    return (row < plan.axes.T).astype(plan.wide)[None, None, :, None]
+
+
+def _bins(length: int, bins: int) -> Array:
+    at = jnp.arange(length, dtype=jnp.int32)
+    return (at % length) * bins // length
+
+
+def _groups_joined(array: Array) -> Array:
+    """[groups, b, ...] -> [B, ...]."""
+    return array.reshape(-1, *array.shape[2:])
