@@ -4,7 +4,7 @@ The names, in the order of the pipeline: attend checks its arrays, then score ->
 normalize -> pool.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+import importlib.metadata
 
 from regard.attend import attend, explain, masked_softmax, scores, weights
 from regard.mask import Mask
@@ -13,8 +13,8 @@ from regard.score import Additive, Bilinear, Dot, Gaussian, Score
 from regard.summary import Summary, attention_map, summarize
 
 try:
-    __version__ = version("regard")
-except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = importlib.metadata.version("regard")
+except importlib.metadata.PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0+unknown"
 
 __all__ = [

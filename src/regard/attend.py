@@ -21,7 +21,7 @@ from regard.pool.choose import Choice, Request, choose
 from regard.pool.problem import Problem, hide_padding
 from regard.pool.reference import dense_weights, pool_dense, reference_scores
 from regard.score.additive import is_guarded
-from regard.score.contract import Score, repeat_heads
+from regard.score.contract import Score, accumulation_dtype, promote, repeat_heads
 from regard.score.dot import Dot
 from regard.shapes import Axes
 
@@ -179,7 +179,7 @@ def masked_softmax(
     scores = jnp.asarray(scores)
     axes = shapes.check_scores(scores)
     allowed = resolve(mask, valid_lens, axes).dense(axes)
-    wide = scores.astype(jnp.promote_types(scores.dtype, jnp.float32)).reshape(
+    wide = scores.astype(accumulation_dtype(scores.dtype)).reshape(
         axes.B, axes.N, axes.T, axes.S
     )
     if allowed is not None:
@@ -240,10 +240,9 @@ def prepare(
     axes = shapes.check(query, key, value)
     _check_parts(score, normalize, axes, query, key)
     allowed = resolve(mask, valid_lens, axes)
-    if bias is not None:
-        bias = axes.canonical_pairs("bias", jnp.asarray(bias))
+    bias = None if bias is None else _canonical_bias(jnp.asarray(bias), axes)
     seed = _seed(dropout_rate, dropout_rng)
-    dtype = jnp.promote_types(query.dtype, key.dtype)
+    dtype = promote(query.dtype, key.dtype)
     choice = choose(Request(axes, score, normalize, dtype, seed is not None), implementation)
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
     value = None if value is None else axes.canonical(value)
@@ -337,8 +336,26 @@ def _check_parts(
     try:
         score.check(axes.query_width, axes.key_width)
     except ValueError as error:
-        listed = f"query {list(query.shape)}, key {list(key.shape)}"
-        raise ValueError(f"{error} The arrays: {listed}.") from None
+        arrays = f"query {list(query.shape)}, key {list(key.shape)}"
+        raise ValueError(f"{error} The arrays: {arrays}.") from None
+    per_head = score.head_axes()
+    if per_head and (axes.rank != 4 or {shape[0] for shape in per_head.values()} != {axes.N}):
+        listed = ", ".join(f"{name} {list(shape)}" for name, shape in per_head.items())
+        raise ValueError(
+            f"{type(score).__name__}'s parameters may carry a leading axis of N heads, one set per "
+            f"head, for inputs of rank 4, (B, T, N, D). Got {listed} for query "
+            f"{list(query.shape)}, key {list(key.shape)}. Fix: a first axis of "
+            f"{axes.N if axes.rank == 4 else 'no heads'}, or parameters shared by all heads."
+        )
+
+
+def _canonical_bias(bias: Array, axes: Axes) -> Array:
+    if not jnp.issubdtype(bias.dtype, jnp.floating):
+        raise TypeError(
+            f"bias must be floating point: it is added to the scores. Got bias {list(bias.shape)} "
+            f"of dtype {bias.dtype}. Fix: bias.astype(jnp.float32), or mask= for a bool."
+        )
+    return axes.canonical_pairs("bias", bias)
 
 
 def _seed(rate: float, rng: Array | None) -> Array | None:

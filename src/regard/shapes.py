@@ -31,6 +31,16 @@ class Axes:
         """(T, S), (B, T, S) or (B, N, T, S)."""
         return {2: (), 3: (self.B,), 4: (self.B, self.N)}[self.rank] + (self.T, self.S)
 
+    def query_shape(self) -> tuple[int, ...]:
+        """As it arrived: (T, Hq), (B, T, Hq) or (B, T, N, Hq)."""
+        lead = () if self.rank == 2 else (self.B,)
+        return (*lead, self.T, *([self.N] if self.rank == 4 else []), self.query_width)
+
+    def key_shape(self) -> tuple[int, ...]:
+        """As it arrived: (S, Hk), (B, S, Hk) or (B, S, K, Hk)."""
+        lead = () if self.rank == 2 else (self.B,)
+        return (*lead, self.S, *([self.K] if self.rank == 4 else []), self.key_width)
+
     def canonical(self, array: Array) -> Array:
         """A caller's query, key or value -> [B, N, T, D]."""
         if self.rank == 4:
@@ -142,6 +152,6 @@ def shape_error(rule: str, arrays: dict[str, Array], axes: Axes | None, fix: str
     got = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
     text = f"{rule}. Got {got}"
     if axes is not None:
-        text += f" with B={axes.B}, T={axes.T}, S={axes.S}, N={axes.N}"
+        text += f" for query {list(axes.query_shape())}, key {list(axes.key_shape())}"
     return ValueError(text + "." + (f" Fix: {fix}." if fix else ""))
 

@@ -31,6 +31,7 @@ from regard.pool.tiles import TilePlan, Tiles
 from regard.score.additive import is_guarded
 from regard.score.contract import Lift, Score
 from regard.score.dot import Dot
+from regard.shapes import Axes
 
 
 @jax.tree_util.register_dataclass
@@ -151,20 +152,21 @@ def _summarize(problem: Problem, sizes: Any, platform: str, guard: bool) -> Summ
 
     def start(plan: TilePlan) -> Array:
         keys = plan.key_blocks * plan.tiling.block_k
-        return jnp.zeros((plan.tiling.block_b, plan.axes.N, keys), plan.wide)
+        return jnp.zeros((*plan.lead, keys), plan.wide)
 
     def query_block(tiles: Tiles, sweep: Callable, stats: Any, iq: Array, total: Array) -> Any:
         plan = tiles.plan
-        rows = (plan.tiling.block_b, plan.axes.N, plan.tiling.block_q)
+        rows = (*plan.lead, plan.tiling.block_q)
         seen = _rows_inside(plan, iq)
 
         def look(carry: Any, scores: Array, allowed: Array | None, ik: Array) -> Any:
             total, entropy, best, at = carry
             first_key = ik * plan.tiling.block_k
             alpha = plan.normalize.recall(stats, scores, allowed, first_key) * seen
-            column = alpha.sum(2)  # [b, N, s]
-            here = lax.dynamic_slice_in_dim(total, first_key, plan.tiling.block_k, 2)
-            total = lax.dynamic_update_slice_in_dim(total, here + column, first_key, 2)
+            axis = len(plan.lead)
+            here = lax.dynamic_slice_in_dim(total, first_key, plan.tiling.block_k, axis)
+            here = here + alpha.sum(-2)  # [Z, s]
+            total = lax.dynamic_update_slice_in_dim(total, here, first_key, axis)
             entropy = entropy - jnp.where(alpha > 0, alpha * jnp.log(alpha), 0.0).sum(-1)
             peak = alpha.max(-1)
             place = first_key + jnp.argmax(alpha, -1).astype(jnp.int32)
@@ -181,7 +183,7 @@ def _summarize(problem: Problem, sizes: Any, platform: str, guard: bool) -> Summ
 
     def finish(plan: TilePlan, totals: Array, per_query: Any) -> Summary:
         entropy, best, at = (join(plan, a[..., None])[:, :, : axes.T, 0] for a in per_query)
-        return Summary(entropy, at, best, _groups_joined(totals)[..., : axes.S])
+        return Summary(entropy, at, best, _heads_joined(totals, axes)[..., : axes.S])
 
     summary = _look(problem, sizes, platform, start, query_block, finish)
     return jax.tree.map(axes.callers_pairs, summary)
@@ -200,7 +202,7 @@ def _attention_map(
         return min(bins, block * bins // length + 2)
 
     def start(plan: TilePlan) -> Array:
-        return jnp.zeros((plan.tiling.block_b, plan.axes.N, height, width), plan.wide)
+        return jnp.zeros((*plan.lead, height, width), plan.wide)
 
     def average(index: Array, block: int, bins: int, length: int, dtype: Any) -> tuple:
         """The first bin a block touches, and [local bins, block] averaging weights."""
@@ -222,15 +224,15 @@ def _attention_map(
         def look(image: Array, scores: Array, allowed: Array | None, ik: Array) -> Array:
             alpha = plan.normalize.recall(stats, scores, allowed, ik * plan.tiling.block_k)
             left, across = average(ik, plan.tiling.block_k, width, axes.S, plan.wide)
-            patch = jnp.einsum("rq,bnqs,cs->bnrc", down, alpha, across)
-            at = (jnp.int32(0), jnp.int32(0), top, left)
+            patch = jnp.einsum("rq,...qs,cs->...rc", down, alpha, across)
+            at = (*(jnp.int32(0) for _ in plan.lead), top, left)
             here = lax.dynamic_slice(image, at, patch.shape)
             return lax.dynamic_update_slice(image, here + patch, at)
 
         return sweep(look, image), ()
 
     def finish(plan: TilePlan, images: Array, per_query: Any) -> Array:
-        return _groups_joined(images)
+        return _heads_joined(images, axes)
 
     return axes.callers_pairs(_look(problem, sizes, platform, start, query_block, finish))
 
@@ -268,9 +270,9 @@ def _look(
 
 
 def _rows_inside(plan: TilePlan, iq: Array) -> Array:
-    """1 for real queries, 0 for padded ones: [1, 1, q, 1]."""
+    """1 for real queries, 0 for padded ones: [1, q, 1] against a tile's [Z, q, s]."""
     row = iq * plan.tiling.block_q + jnp.arange(plan.tiling.block_q, dtype=jnp.int32)
-    return (row < plan.axes.T).astype(plan.wide)[None, None, :, None]
+    return (row < plan.axes.T).astype(plan.wide).reshape(*(1 for _ in plan.lead), -1, 1)
 
 
 def _bins(length: int, bins: int) -> Array:
@@ -278,6 +280,7 @@ def _bins(length: int, bins: int) -> Array:
     return (at % length) * bins // length
 
 
-def _groups_joined(array: Array) -> Array:
-    """[groups, b, ...] -> [B, ...]."""
-    return array.reshape(-1, *array.shape[2:])
+def _heads_joined(array: Array, axes: Axes) -> Array:
+    """[groups, Z, ...] -> [B, N, ...]."""
+    tail = array.shape[1:] if axes.B * axes.N == array.shape[0] else array.shape[2:]
+    return array.reshape(axes.B, axes.N, *tail)

@@ -47,7 +47,7 @@ def forced_tiling() -> Tiling | None:
 
 
 def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Array, Array]:
-    """The output, [B, N, T, V], in float32 or wider, and whether the lift ran (bool scalar)."""
+    """The output, [B, N, T, V], in the value's dtype, and whether the lift ran (bool scalar)."""
     scored, lift = score_or_lift(problem)
 
     def run(lift: Lift | None) -> Array:
@@ -92,7 +92,7 @@ def lay_out(
     if operands.key and operands.key[0].shape[1] != axes.K:  # one score per head: no sharing
         value = None if value is None else jnp.repeat(value, axes.N // axes.K, axis=1)
         operands, axes = replace(operands, value=value), replace(axes, K=axes.N)
-    compute = jnp.promote_types(problem.query.dtype, problem.key.dtype)
+    compute = problem.query.dtype
     wide = accumulation_dtype(compute, *([] if value is None else [value.dtype]))
     width = 1 if scored is None or lift is not None else scored[0].tile_width(axes.query_width)
     plan = TilePlan(
@@ -248,9 +248,9 @@ def _forward(
 def pool_query_block(
     tiles: Tiles, bounds: tuple[Array, Array] | None, iq: Array
 ) -> tuple[Array, Any]:
-    """Output [b, N, q, V] and stats [b, N, q] of one block of queries."""
+    """Output [Z, q, V] and stats [Z, q] of one block of queries."""
     plan, normalize = tiles.plan, tiles.plan.normalize
-    rows = (plan.tiling.block_b, plan.axes.N, plan.tiling.block_q)
+    rows = (*plan.lead, plan.tiling.block_q)
     query = tiles.open_query(tiles.expansion, tiles.query_block(iq))
     sweep = sweeper(tiles, bounds, iq, query)
     known = normalize.prepare(sweep, rows, plan.wide)
@@ -275,8 +275,9 @@ def pool_query_block(
 
 
 def join(plan: TilePlan, blocks: Array) -> Array:
-    """[groups, query_blocks, b, N, q, x] -> [B, N, rows, x]."""
-    blocks = jnp.moveaxis(blocks, 1, 3)  # [groups, b, N, query_blocks, q, x]
+    """[groups, query_blocks, Z, q, x] -> [B, N, rows, x]."""
+    shape = (plan.groups, plan.query_blocks, -1, plan.tiling.block_q, blocks.shape[-1])
+    blocks = jnp.moveaxis(blocks.reshape(shape), 1, 2)  # [groups, Z, query_blocks, q, x]
     return blocks.reshape(plan.axes.B, plan.axes.N, -1, blocks.shape[-1])
 
 
@@ -297,8 +298,11 @@ def _pool_backward(plan: TilePlan, residuals: Any, d_out: Array) -> tuple[Operan
 
     def group(carry: Any, index: Array) -> tuple[Any, Any]:
         tiles = Tiles(plan, operands, allowed, seed, index)
+        size = plan.tiling.block_b
         rows = jax.tree.map(
-            lambda a: lax.dynamic_slice_in_dim(a, index * plan.tiling.block_b, plan.tiling.block_b),
+            lambda a: lax.dynamic_slice_in_dim(a, index * size, size).reshape(
+                *plan.lead, *a.shape[2:]
+            ),
             (d_out.astype(plan.wide), out, stats),
         )
         return _group_backward(tiles, bounds, carry, rows)
@@ -327,7 +331,7 @@ def _group_backward(
     def query_block(carry: Any, iq: Array) -> tuple[Any, Any]:
         d_out, out, stats = jax.tree.map(
             lambda a: lax.dynamic_slice_in_dim(
-                a, iq * plan.tiling.block_q, plan.tiling.block_q, axis=2
+                a, iq * plan.tiling.block_q, plan.tiling.block_q, axis=len(plan.lead)
             ),
             rows,
         )
@@ -427,6 +431,7 @@ def _add_block(total: Array, part: Array, axis: int, index: Array) -> Array:
 
 def _add_bias(tiles: Tiles, total: Array, d_scores: Array, iq: Array, ik: Array) -> Array:
     """Adds a tile's d scores into d bias, summed over the axes the bias broadcasts."""
+    d_scores = d_scores.reshape(tiles.plan.tiling.block_b, tiles.plan.axes.N, *d_scores.shape[-2:])
     for axis in range(4):
         if total.shape[axis] == 1:
             d_scores = d_scores.sum(axis, keepdims=True)

@@ -1,9 +1,12 @@
 """One tile of an attention problem at a time: slicing, scoring, masking, and the way back.
 
 blockwise.py loops over tiles, summary.py looks at them; neither knows how a tile's scores are
-made. A tile is [b, N, q, s]: a few examples, all heads, a block of queries, a block of keys.
+made. A tile is [Z, q, s]: Z = b·N a few examples with all their heads, a block of queries, a
+block of keys. Where Z is 1 the axis is not there: XLA's CPU loops lose a quarter of their speed
+to a leading axis of 1.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +51,12 @@ class TilePlan:
     wide: np.dtype  # of scores, softmax and sums
     product: np.dtype  # of the operands of matrix products
     value_dtype: np.dtype | None
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The leading axis of a tile, (Z,) or ()."""
+        heads = self.tiling.block_b * self.axes.N
+        return (heads,) if heads > 1 else ()
 
     @property
     def groups(self) -> int:
@@ -142,39 +151,53 @@ class Tiles:
         return rows.astype(self.plan.product), key[1]
 
     def pair(self, score: Score | None, query: Any, key: Any) -> Array:
-        """Opened query and key rows -> scores [b, N, q, s], without bias and mask."""
-        tiling, axes = self.plan.tiling, self.plan.axes
+        """Opened query and key rows -> scores [Z, q, s], without bias and mask."""
+        plan = self.plan
         if not query:
-            shape = (tiling.block_b, axes.N, tiling.block_q, tiling.block_k)
-            return jnp.zeros(shape, self.plan.wide)
+            return jnp.zeros((*plan.lead, plan.tiling.block_q, plan.tiling.block_k), plan.wide)
         if score is not None:
-            return score.scores(query[0], repeat_heads(key[0], query[0])).astype(self.plan.wide)
-        rows = self._heads_together(query[0])
-        scores = self._heads_apart(self._product("bkqf,bksf->bkqs", rows, key[0]))
+            return self._definition(score, query[0], key[0])
+        scores = self._tile(self._product("bkqf,bksf->bkqs", self._together(query[0]), key[0]))
         if key[1] is not None:
-            scores = scores + repeat_heads(key[1], query[0])[..., 0][..., None, :]
-        return scores if query[1] is None else scores + query[1]
+            scores = scores + self._tile(repeat_heads(key[1], query[0]).swapaxes(-1, -2))
+        return scores if query[1] is None else scores + self._tile(query[1])
 
     def pair_back(
         self, score: Score | None, query: Any, key: Any, d_scores: Array
     ) -> tuple[Score | None, Any, Any]:
         """Cotangents of score, opened query and opened key, in `wide`."""
         if score is not None:
-
-            def definition(score: Score, query: Array, key: Array) -> Array:
-                return score.scores(query, repeat_heads(key, query)).astype(self.plan.wide)
-
-            _, pull = jax.vjp(definition, score, query[0], key[0])
-            d_score, d_query, d_key = jax.tree.map(self._widen, pull(d_scores))
+            if score.per_head():
+                _, pull = jax.vjp(self._definition, score, query[0], key[0])
+                parts = pull(d_scores)
+            else:
+                parts = self._definition_back(score, query[0], key[0], d_scores)
+            d_score, d_query, d_key = jax.tree.map(lambda a: a.astype(self.plan.wide), parts)
             return d_score, (d_query, None), (d_key, None)
-        rows = self._heads_together(d_scores.astype(self.plan.product))  # [b, K, Gq, s]
-        d_query = self._heads_apart(self._product("bkqs,bksf->bkqf", rows, key[0]))
-        d_key = self._product("bkqs,bkqf->bksf", rows, self._heads_together(query[0]))
+        rows = self._together(d_scores.astype(self.plan.product))  # [b, K, Gq, s]
+        d_query = self._apart(self._product("bkqs,bksf->bkqf", rows, key[0]))
+        d_key = self._product("bkqs,bkqf->bksf", rows, self._together(query[0]))
         d_key_bias = None
         if key[1] is not None:  # [b, K, s, 1]
-            d_key_bias = self._heads_together(d_scores).sum(2)[..., None]
-        d_query_bias = None if query[1] is None else d_scores.sum(-1, keepdims=True)
+            d_key_bias = self._together(d_scores).sum(2)[..., None]
+        d_query_bias = None if query[1] is None else self._apart(d_scores.sum(-1, keepdims=True))
         return None, (d_query, d_query_bias), (d_key, d_key_bias)
+
+    def _definition(self, score: Score, query: Array, key: Array) -> Array:
+        key = repeat_heads(key, query)
+        if not score.per_head():
+            query, key = self._tile(query), self._tile(key)
+        return self._tile(score.scores(query, key).astype(self.plan.wide))
+
+    def _definition_back(
+        self, score: Score, query: Array, key: Array, d_scores: Array
+    ) -> tuple[Score, Array, Array]:
+        repeated = repeat_heads(key, query)
+        d_score, d_query, d_key = score.scores_back(
+            self._tile(query), self._tile(repeated), d_scores
+        )
+        d_key = d_key.reshape(*key.shape[:2], -1, *key.shape[2:]).sum(2)  # over a group's heads
+        return d_score, d_query.reshape(query.shape), d_key
 
     # -- bias, mask, dropout --------------------------------------------------------------------
 
@@ -183,14 +206,15 @@ class Tiles:
         tiling = self.plan.tiling
         if self.bias is not None:
             bias = _block(_block(self.bias, 2, iq, tiling.block_q), 3, ik, tiling.block_k)
-            scores = scores + bias.astype(scores.dtype)
+            scores = scores + self._spread(bias.astype(scores.dtype))
         allowed = self.allowed_block(iq, ik)
         if allowed is None:
             return scores, None
-        allowed = jnp.broadcast_to(allowed, scores.shape)
+        allowed = self._spread(allowed)
         return jnp.where(allowed, scores, -jnp.inf), allowed
 
     def allowed_block(self, iq: Array, ik: Array) -> Array | None:
+        """[b|1, N|1, q|1, s|1] bool."""
         tiling = self.plan.tiling
         keys = ik * tiling.block_k + jnp.arange(tiling.block_k, dtype=jnp.int32)
         keys = keys[None, None, None, :]
@@ -213,7 +237,7 @@ class Tiles:
         return allowed
 
     def keep_block(self, iq: Array, ik: Array) -> Array | None:
-        """Dropout's factors for a tile, [b, N, q, s]; None without dropout."""
+        """Dropout's factors for a tile, [Z, q, s]; None without dropout."""
         if self.seed is None:
             return None
         tiling, axes = self.plan.tiling, self.plan.axes
@@ -222,8 +246,9 @@ class Tiles:
         query = iq * tiling.block_q + jnp.arange(tiling.block_q, dtype=jnp.int32)
         key = ik * tiling.block_k + jnp.arange(tiling.block_k, dtype=jnp.int32)
         row = (example[:, None] * axes.N + head[None, :])[..., None] * axes.T + query[None, None]
-        keys = key[None, None, None, :]
-        return keep_scale(self.seed, row[..., None], keys, self.plan.dropout_rate, self.plan.wide)
+        rows = row.reshape(*self.plan.lead, tiling.block_q, 1)
+        keys = key.reshape((1,) * (rows.ndim - 1) + key.shape)
+        return keep_scale(self.seed, rows, keys, self.plan.dropout_rate, self.plan.wide)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -231,15 +256,15 @@ class Tiles:
         return self._value_operand(_block(self.value, 2, ik, self.plan.tiling.block_k))
 
     def pool(self, weights: Array, value: Array) -> Array:
-        """[b, N, q, s] and [b, K, s, V] -> [b, N, q, V]."""
-        rows = self._heads_together(self._value_operand(weights))
-        return self._heads_apart(self._product("bkqs,bksv->bkqv", rows, value))
+        """[Z, q, s] and [b, K, s, V] -> [Z, q, V]."""
+        rows = self._together(self._value_operand(weights))
+        return self._tile(self._product("bkqs,bksv->bkqv", rows, value))
 
     def pool_back(self, weights: Array, value: Array, d_out: Array) -> tuple[Array, Array]:
-        """d weights, [b, N, q, s], and d value, [b, K, s, V]."""
-        d_rows = self._heads_together(self._value_operand(d_out))
-        d_weights = self._heads_apart(self._product("bkqv,bksv->bkqs", d_rows, value))
-        rows = self._heads_together(self._value_operand(weights))
+        """d weights, [Z, q, s], and d value, [b, K, s, V]."""
+        d_rows = self._together(self._value_operand(d_out))
+        d_weights = self._tile(self._product("bkqv,bksv->bkqs", d_rows, value))
+        rows = self._together(self._value_operand(weights))
         return d_weights, self._product("bkqs,bkqv->bksv", rows, d_rows)
 
     def _value_operand(self, array: Array) -> Array:
@@ -256,18 +281,26 @@ class Tiles:
             preferred_element_type=self.plan.wide,
         )
 
-    def _heads_together(self, rows: Array) -> Array:
-        """[b, N, q, x] -> [b, K, Gq, x]: the query heads that share a key head, as rows."""
-        b, _, _, width = rows.shape
-        return rows.reshape(b, self.plan.axes.K, -1, width)
+    # -- axes -----------------------------------------------------------------------------------
 
-    def _heads_apart(self, rows: Array) -> Array:
-        """[b, K, Gq, x] -> [b, N, q, x]."""
-        b, _, _, width = rows.shape
-        return rows.reshape(b, self.plan.axes.N, -1, width)
+    def _together(self, rows: Array) -> Array:
+        """[Z, q, x] or [b, N, q, x] -> [b, K, Gq, x]: heads that share a key head, as rows."""
+        return rows.reshape(self.plan.tiling.block_b, self.plan.axes.K, -1, rows.shape[-1])
 
-    def _widen(self, array: Array) -> Array:
-        return array.astype(self.plan.wide)
+    def _apart(self, rows: Array) -> Array:
+        """[Z, q, x] or [b, K, Gq, x] -> [b, N, q, x]."""
+        return rows.reshape(self.plan.tiling.block_b, self.plan.axes.N, -1, rows.shape[-1])
+
+    def _tile(self, rows: Array) -> Array:
+        """[b, N, q, x] or [b, K, Gq, x] -> [Z, q, x]."""
+        lead = self.plan.lead
+        return rows.reshape(*lead, rows.size // (math.prod(lead) * rows.shape[-1]), rows.shape[-1])
+
+    def _spread(self, pairs: Array) -> Array:
+        """[b|1, N|1, q|1, s|1] -> [Z, q, s]."""
+        tiling = self.plan.tiling
+        shape = (tiling.block_b, self.plan.axes.N, tiling.block_q, tiling.block_k)
+        return jnp.broadcast_to(pairs, shape).reshape(*self.plan.lead, *shape[2:])
 
 
 def product_dtype(platform: str, compute: np.dtype, wide: np.dtype) -> np.dtype:

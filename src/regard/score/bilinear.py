@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 from jax import Array
 
-from regard.score.contract import Lift, Score, inner_products, project
+from regard.score.contract import Lift, Score, inner_products, project, with_heads
 
 
 @jax.tree_util.register_dataclass
@@ -46,5 +46,5 @@ class Bilinear(Score):
                 f"{key_width}. Fix: a kernel of shape [{query_width}, {key_width}]."
             )
 
-    def per_head(self) -> bool:
-        return self.kernel.ndim == 3
+    def head_axes(self) -> dict[str, tuple[int, ...]]:
+        return with_heads(2, kernel=self.kernel)

@@ -4,6 +4,7 @@ A lift writes the score as an inner product, a(q, k) = phi(q) . psi(k) + beta(k)
 per query), so that engines built for dot products can run it. Pooling and masks are elsewhere.
 """
 
+import functools
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -45,6 +46,7 @@ class Score:
     """
 
     def scores(self, query: Array, key: Array) -> Array:
+        """a(q, k) by definition: [..., T, Hq] and [..., S, Hk] -> [..., T, S]."""
         raise NotImplementedError(f"{type(self).__name__} does not define scores(query, key)")
 
     def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> "Lift | None":
@@ -57,6 +59,12 @@ class Score:
         """
         return None
 
+    def scores_back(
+        self, query: Array, key: Array, d_scores: Array
+    ) -> "tuple[Score, Array, Array]":
+        """Cotangents of the parameters, query and key of one tile; a score may know a faster way."""
+        return jax.vjp(lambda *inputs: type(self).scores(*inputs), self, query, key)[1](d_scores)
+
     def projected(self, query: Array, key: Array) -> "tuple[Score, Array, Array]":
         """An equal score, query and key with every projection done: no loop may repeat one."""
         return self, query, key
@@ -64,9 +72,13 @@ class Score:
     def check(self, query_width: int, key_width: int) -> None:
         """Raises ValueError when queries and keys of these widths cannot be compared."""
 
+    def head_axes(self) -> dict[str, tuple[int, ...]]:
+        """The parameters that carry a leading axis of heads, with their shapes."""
+        return {}
+
     def per_head(self) -> bool:
         """Whether a parameter carries a leading axis of heads."""
-        return False
+        return bool(self.head_axes())
 
     def tile_width(self, query_width: int) -> int:
         """Numbers that the definition holds per (query, key) pair: bounds a tile's size."""
@@ -133,12 +145,15 @@ class Lift:
         return scores
 
 
+def promote(*dtypes: jnp.dtype) -> jnp.dtype:
+    """The common dtype of mixed inputs, also where the user's JAX promotes nothing by itself."""
+    with jax.numpy_dtype_promotion("standard"):
+        return functools.reduce(jnp.promote_types, dtypes)
+
+
 def accumulation_dtype(*dtypes: jnp.dtype) -> jnp.dtype:
     """float32, or wider where an input is wider: the type of scores, softmax and sums."""
-    wide = jnp.dtype(jnp.float32)
-    for dtype in dtypes:
-        wide = jnp.promote_types(wide, dtype)
-    return wide
+    return promote(jnp.dtype(jnp.float32), *dtypes)
 
 
 def matmul_precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
@@ -188,6 +203,15 @@ def repeat_heads(array: Array, like: Array) -> Array:
     if array.ndim < 3 or array.shape[-3] == like.shape[-3]:
         return array
     return jnp.repeat(array, like.shape[-3] // array.shape[-3], axis=-3)
+
+
+def with_heads(ranks_without: int, **parameters: Array | float | None) -> dict[str, tuple[int, ...]]:
+    """Those of the parameters that have one axis more than they need: the heads'."""
+    return {
+        name: jnp.shape(array)
+        for name, array in parameters.items()
+        if array is not None and jnp.ndim(array) > ranks_without
+    }
 
 
 def require_one_width(name: str, query_width: int, key_width: int) -> None:

@@ -13,6 +13,7 @@ from regard.score.contract import (
     accumulation_dtype,
     inner_products,
     require_one_width,
+    with_heads,
 )
 
 
@@ -51,8 +52,8 @@ class Dot(Score):
     def check(self, query_width: int, key_width: int) -> None:
         require_one_width("Dot", query_width, key_width)
 
-    def per_head(self) -> bool:
-        return self.scale is not None and jnp.ndim(self.scale) == 1
+    def head_axes(self) -> dict[str, tuple[int, ...]]:
+        return with_heads(0, scale=self.scale)
 
     def _scale(self, query: Array) -> Array:
         """Broadcasts against [..., T, D] and [..., T, S]."""

@@ -12,6 +12,7 @@ from regard.score.contract import (
     accumulation_dtype,
     repeat_heads,
     require_one_width,
+    with_heads,
 )
 
 
@@ -68,8 +69,8 @@ class Gaussian(Score):
     def check(self, query_width: int, key_width: int) -> None:
         require_one_width("Gaussian", query_width, key_width)
 
-    def per_head(self) -> bool:
-        return jnp.ndim(self.width) == 1
+    def head_axes(self) -> dict[str, tuple[int, ...]]:
+        return with_heads(0, width=self.width)
 
     def _inverse_square(self, query: Array) -> Array:
         width = jnp.asarray(self.width, accumulation_dtype(query.dtype))
@@ -78,10 +79,13 @@ class Gaussian(Score):
 
 
 def _mean_of_visible(key: Array, visible: Array | None) -> Array:
-    """[..., S, D] -> [..., 1, D]; zero where nothing is visible."""
-    if visible is None:
-        return key.mean(-2, keepdims=True)
-    seen = visible[..., None]
-    count = jnp.maximum(seen.sum(-2, keepdims=True), 1).astype(key.dtype)
-    return jnp.where(seen, key, 0).sum(-2, keepdims=True) / count
+    """[..., S, D] -> [..., 1, D]; zero where nothing is visible.
 
+    As a matrix product, because a product is computed once. A plain sum is fused into each of its
+    two uses, summed there in two orders, and queries and keys are centered on two points: 1.6e-5
+    off in the weights at offset 1000.
+    """
+    seen = jnp.ones(key.shape[:-1], bool) if visible is None else visible
+    share = seen.astype(key.dtype) / jnp.maximum(seen.sum(-1, keepdims=True), 1).astype(key.dtype)
+    key = jnp.where(seen[..., None], key, 0)
+    return jnp.einsum("...s,...sd->...d", share, key, precision="highest")[..., None, :]

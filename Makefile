@@ -1,0 +1,78 @@
+# Every target makes the virtual environment it needs, from a bare python3.
+#
+#   make test VENV=.venv-newest PYTHON=python3.13    another environment, another Python
+#   make test JAX='jax==0.10.2'                      another JAX (into a fresh VENV)
+#   make test PYTEST='-k additive -x'                more words for pytest
+#   make bench TORCH=1                               PyTorch as one more peer
+
+VENV   ?= .venv
+PYTHON ?= python3
+JAX    ?= jax
+PYTEST ?=
+TORCH  ?=
+
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-core doctest lint format bench docs clean
+.DELETE_ON_ERROR:
+
+help: ## say what there is to make
+	@echo "regard: make one of"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-cli ## a tour on the terminal (under a minute)
+	@$(BIN)/regard demo
+
+test: $(VENV)/.installed-dev ## every test and every docstring example
+	@$(BIN)/python -m pytest -n 2 -q $(PYTEST) tests
+	@$(MAKE) --no-print-directory doctest
+
+test-core: $(VENV)/.installed-dev ## the same without the benchmark and the other libraries
+	@$(BIN)/python -m pytest -n 2 -q -m "not peers" --ignore=tests/bench $(PYTEST) tests
+	@$(MAKE) --no-print-directory doctest
+
+# A run of its own, without tests/conftest.py: the examples must hold for a reader, whose JAX
+# has none of the strict flags and no float64.
+doctest: $(VENV)/.installed-dev ## the docstring examples alone
+	@$(BIN)/python -m pytest -n 2 -q --doctest-modules src/regard
+
+lint: $(VENV)/.installed-dev ## ruff (lint and format) and mypy; changes nothing
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { \
+	  $(BIN)/ruff format --check . ; echo "fix: make format" ; exit 1 ; }
+	@$(BIN)/mypy
+
+format: $(VENV)/.installed-dev ## let ruff format the code and fix what it can
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-bench $(if $(TORCH),$(VENV)/.installed-torch) ## time regard against its peers
+	@$(BIN)/regard bench
+
+# The module regard.attend is left out: it would stand in for the function of that name.
+docs: $(VENV)/.installed-docs ## the API reference, as pages, into build/docs
+	@rm -rf build/docs
+	@$(BIN)/pdoc --docformat google --output-directory build/docs regard '!regard.attend'
+	@echo "the API reference: build/docs/index.html"
+
+clean: ## remove what was built and cached; the environments stay
+	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp for each extra, older than pyproject.toml when there is something new to install.
+$(VENV)/.installed-%: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "regard needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1)." ; \
+	  echo "Name a newer one: make PYTHON=python3.12 ..." ; exit 1 ; }
+	@test -x $(BIN)/python || { echo "making $(VENV) ..." ; $(PYTHON) -m venv $(VENV) ; }
+	@echo "installing regard[$*] into $(VENV) (about a minute the first time) ..."
+	@$(BIN)/python -m pip install -qq --editable '.[$*]' '$(JAX)'
+	@touch $@
+
+# Pinned, so that one run of the benchmark can be compared with the next.
+$(VENV)/.installed-torch: | $(VENV)/.installed-bench
+	@echo "installing torch into $(VENV) (may be large) ..."
+	@$(BIN)/python -m pip install -qq torch==2.13.0
+	@touch $@

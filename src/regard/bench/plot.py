@@ -1,0 +1,132 @@
+"""Cost against sequence length as a picture: time and memory, both axes logarithmic."""
+
+from pathlib import Path
+from typing import Any
+
+from regard.bench.record import file_stem
+from regard.bench.report import BACKWARD, swept
+
+# Curve -> color, marker, label. Dashes mean forward+backward.
+_STYLES = {
+    "book": ("#b5523b", "s", "the book's form"),
+    "regard": ("#1f5fa8", "o", "regard"),
+    "regard 0.001": ("#4aa5c4", "^", "regard, 1e-3"),
+}
+_INK, _FAINT = "#22262b", "#8b929a"
+_LABEL_GAP = 13  # points between two labels
+
+
+def draw(record: dict[str, Any], folder: Path) -> Path | None:
+    """Draws the sweeps of a record; None when it holds fewer than two lengths.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure  # no global state, no display
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    curves = swept(record)
+    if max((len(curve) for curve in curves.values()), default=0) < 2:
+        return None
+    figure = Figure(figsize=(12, 5.4), dpi=160, facecolor="white")
+    left, right = figure.subplots(1, 2)
+    figure.subplots_adjust(left=0.07, right=0.87, bottom=0.12, top=0.8, wspace=0.42)
+    _panel(left, curves, "ms", "Time, forward")
+    left.yaxis.set_major_locator(LogLocator(base=10))
+    left.yaxis.set_major_formatter(FuncFormatter(_time))
+    _panel(right, curves, "temp_mib", "Memory for temporaries")
+    right.yaxis.set_major_locator(LogLocator(base=4))
+    right.yaxis.set_major_formatter(FuncFormatter(_memory))
+    device = record["device"]
+    figure.text(
+        0.07,
+        0.94,
+        "Additive attention: cost against sequence length",
+        fontsize=15,
+        fontweight="bold",
+        color=_INK,
+    )
+    figure.text(
+        0.07,
+        0.89,
+        f"B=1, T=S, h=V=64, float32. {device['name']}, {device['cores']} cores, "
+        f"jax {record['versions']['jax']}, {record['date'][:10]}. "
+        "regard: default tolerance (1e-6), or 1e-3.",
+        fontsize=9.5,
+        color=_FAINT,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{file_stem(record)}.png"
+    figure.savefig(path)
+    return path
+
+
+def _panel(axes, curves, measure: str, title: str) -> None:
+    ends = []
+    for name, curve in curves.items():
+        base, backward = name.removesuffix(BACKWARD), name.endswith(BACKWARD)
+        color, marker, label = _STYLES.get(base, (_FAINT, "x", base))
+        points = []
+        for length, row in sorted(curve.items()):
+            value = row["ms"]["median"] if measure == "ms" and row["ms"] else row.get(measure)
+            if isinstance(value, float) and value > 0:
+                points.append((length, value))
+        if not points:
+            continue
+        lengths, values = zip(*points, strict=True)
+        axes.plot(
+            lengths,
+            values,
+            color=color,
+            marker=marker,
+            markersize=4.5,
+            linewidth=1.8,
+            linestyle="--" if backward else "-",
+        )
+        ends.append((lengths[-1], values[-1], label + (" + backward" if backward else ""), color))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks = sorted({length for curve in curves.values() for length in curve})
+    axes.set_xticks(ticks, [f"{t // 1024}k" if t >= 1024 else str(t) for t in ticks])
+    axes.minorticks_off()
+    axes.set_title(title, loc="left", fontsize=11.5, fontweight="bold", color=_INK, pad=10)
+    axes.set_xlabel("T = S, tokens", color=_INK)
+    axes.grid(True, color="#e6e8eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_INK, length=0)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(_FAINT)
+    _label(axes, ends, crowded=measure == "ms")
+
+
+def _label(axes, ends, crowded: bool) -> None:
+    """Writes each curve's name at its end, pushed apart where two would touch."""
+    scale = 72 / axes.figure.dpi  # pixels to points
+    last = max((end[0] for end in ends), default=0)
+    taken: dict[float, float] = {}  # by length: the height of the highest label so far
+    for length, value, label, color in sorted(ends, key=lambda end: (end[0], end[1])):
+        height = axes.transData.transform((length, value))[1] * scale
+        at = max(height, taken.get(length, float("-inf")) + _LABEL_GAP)
+        taken[length] = at
+        # Times lie close together: right of a curve that ends early is another one.
+        early = crowded and length < last
+        axes.annotate(
+            label,
+            (length, value),
+            xytext=(-9 if early else 9, at - height + (3 if early else 0)),
+            textcoords="offset points",
+            ha="right" if early else "left",
+            va="center",
+            fontsize=9.5,
+            color=color,
+            annotation_clip=False,
+        )
+
+
+def _time(ms: float, _position: int) -> str:
+    return f"{ms / 1000:g} s" if ms >= 1000 else f"{ms:g} ms"
+
+
+def _memory(mib: float, _position: int) -> str:
+    return f"{mib / 1024:g} GiB" if mib >= 1024 else f"{mib:g} MiB"

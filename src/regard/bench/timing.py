@@ -1,0 +1,117 @@
+"""Timing: everybody in one process, in turns, in an order that rotates; medians.
+
+What is left out: what is run (see `program.py`) and where the numbers go (see `report.py`).
+A device-side clock takes the place of `wall_clock` without touching the loop.
+"""
+
+import contextlib
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+Run = Callable[[], Any]
+Clock = Callable[[Run], float]
+
+# Threads of one framework spin for a few milliseconds after its work is done; without a rest
+# they would take a core from whoever comes next.
+REST_SECONDS = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """The seconds of every run, in the order they were made."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Lower and upper quartile; of a single run, that run twice.
+
+        >>> Timing((1.0, 2.0, 3.0, 4.0, 5.0)).quartiles
+        (2.0, 4.0)
+        """
+        if len(self.seconds) < 2:
+            return self.seconds[0], self.seconds[0]
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
+
+
+def wall_clock(run: Run) -> float:
+    """Seconds from the call to the finished result; `run` must block."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def turn_order(count: int, turn: int) -> list[int]:
+    """Who runs when in this turn: forwards and backwards, then rotated by one, so that nobody
+    always comes first, nor always after the same neighbor.
+
+    >>> [turn_order(3, turn) for turn in range(4)]
+    [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1]]
+    """
+    order = [(turn // 2 + position) % count for position in range(count)]
+    return order[::-1] if turn % 2 else order
+
+
+def interleave(
+    runs: Mapping[Hashable, Run],
+    rounds: int,
+    *,
+    clock: Clock = wall_clock,
+    rest: float = REST_SECONDS,
+    progress: Callable[[Hashable], None] = lambda who: None,
+) -> dict[Hashable, Timing]:
+    """Runs everybody `rounds` times in turns.
+
+    >>> timings = interleave({"a": lambda: None, "b": lambda: None}, rounds=3, rest=0)
+    >>> len(timings["a"].seconds)
+    3
+
+    Args:
+        runs: by name, zero-argument callables that block.
+        rounds: how often each is run.
+        clock: measures one run.
+        rest: seconds to wait before each run.
+        progress: called with a name after its run.
+    """
+    names = list(runs)
+    seconds: dict[Hashable, list[float]] = {name: [] for name in names}
+    with _no_garbage_collection():
+        for turn in range(rounds):
+            for index in turn_order(len(names), turn):
+                time.sleep(rest)
+                seconds[names[index]].append(clock(runs[names[index]]))
+                progress(names[index])
+    return {name: Timing(tuple(taken)) for name, taken in seconds.items()}
+
+
+def rounds_within(budget: float, once: Sequence[float], least: int, most: int) -> int:
+    """How many rounds fit in `budget` seconds when one takes `sum(once)`, within the limits.
+
+    >>> rounds_within(10.0, [0.2, 0.3], least=3, most=15)
+    15
+    >>> rounds_within(10.0, [20.0], least=3, most=15)
+    3
+    """
+    one_round = sum(once) + REST_SECONDS * len(once)
+    return max(least, min(most, int(budget / one_round) if one_round > 0 else most))
+
+
+@contextlib.contextmanager
+def _no_garbage_collection():
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

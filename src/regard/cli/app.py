@@ -1,0 +1,37 @@
+"""The Typer application: its options, and the table of subcommands."""
+
+from typing import Annotated
+
+import typer
+
+import regard
+from regard.cli import bench, demo
+
+app = typer.Typer(
+    name="regard",
+    help="Attention for JAX: every score, every mask, every weight regime, and you can look at it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+app.command("demo")(demo.command)
+app.command("bench")(bench.command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"regard {regard.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Attention for JAX: every score, every mask, every weight regime, and you can look at it."""

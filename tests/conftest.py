@@ -1,0 +1,47 @@
+"""How every test runs: JAX as strict as it gets, float64 at hand, shapes checked at run time.
+
+The docstring examples do not run under this file (see `make doctest`): they must hold in a
+reader's session, with JAX's own defaults.
+"""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before anything imports Keras
+
+import hypothesis
+import jax
+import jaxtyping
+import pytest
+
+# float64 arrays exist in every test, so a test names its dtypes; what regard makes of float32 is
+# then known not to lean on the default. No silent widening, no silent broadcasting across ranks.
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The shape-typed signatures of regard are enforced here and only here. Before its first import.
+jaxtyping.install_import_hook("regard", "shape_types.check_shapes")
+
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=25)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+ON_GPU = jax.default_backend() == "gpu"
+
+
+def pytest_collection_modifyitems(items):
+    """Without a GPU, skip the tests that are marked `gpu`, and say why."""
+    if not ON_GPU:
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """With a GPU, a `gpu` test that skips itself fails: a kernel nobody runs is not tested."""
+    report = yield
+    if ON_GPU and report.skipped and "gpu" in item.keywords:
+        report.outcome = "failed"
+        report.longrepr = f"skipped on a GPU, where it has to run: {report.longrepr}"
+    return report

@@ -1,0 +1,83 @@
+"""The properties that every backend and every score has; the contract suites ask them of each
+case.
+"""
+
+import numpy as np
+
+from problem import assert_close, error
+
+POISON = (np.nan, np.inf, -np.inf)
+
+
+def equals_the_oracle(problem):
+    """Output and every gradient within the dtype's tolerance; dtypes and shapes kept."""
+    out, gradients = problem.answer
+    assert str(out.dtype) == problem.dtypes["out"], "the output has the value's dtype"
+    assert_close(out, problem.pooled.out, problem.tolerance("out"), "out")
+    assert set(gradients) == set(problem.gradients)
+    for name, expected in problem.gradients.items():
+        assert str(gradients[name].dtype) == problem.dtypes[name], f"gradient of {name}"
+        assert_close(gradients[name], expected, problem.tolerance(name), f"gradient of {name}")
+
+
+def empty_rows_are_exactly_zero(problem):
+    """A query with nothing to look at: output 0, and gradient 0 in its query and bias. Never
+    NaN.
+    """
+    out, gradients = problem.answer
+    empty = ~problem.may_per_query
+    np.testing.assert_array_equal(out[empty], 0)
+    np.testing.assert_array_equal(gradients["query"][empty], 0)
+    unseen = ~problem.may_per_key
+    np.testing.assert_array_equal(gradients["key"][unseen], 0)
+    np.testing.assert_array_equal(gradients["value"][unseen], 0)
+    if "bias" in gradients and gradients["bias"].shape == problem.shape:
+        np.testing.assert_array_equal(gradients["bias"][~problem.may], 0)
+
+
+def padding_reaches_nothing(problem):
+    """NaN and Inf in keys and values nobody sees, and in queries that see nobody: not one bit
+    changes.
+    """
+    unseen, empty = ~problem.may_per_key, ~problem.may_per_query
+    poisoned = {
+        "query": _poisoned(problem.inputs["query"], empty),
+        "key": _poisoned(problem.inputs["key"], unseen),
+        "value": _poisoned(problem.inputs["value"], unseen),
+    }
+    if not (unseen.any() or empty.any()):
+        return  # No padding in this mask; the masks that have it are in every table.
+    out, gradients = problem.answer
+    out_poisoned, gradients_poisoned = problem.run(poisoned)
+    np.testing.assert_array_equal(out_poisoned, out, err_msg="out")
+    for name, expected in gradients.items():
+        np.testing.assert_array_equal(
+            gradients_poisoned[name], expected, err_msg=f"gradient of {name}"
+        )
+
+
+def breaking_one_value_shows(problem):
+    """The twin of equals_the_oracle: one value that counts, changed, and the comparison must
+    see it.
+    """
+    weights = problem.pooled.weights
+    if not weights.any():
+        return  # Nobody sees anything.
+    *lead, _, s = np.unravel_index(np.argmax(weights), weights.shape)
+    value = problem.inputs["value"].copy()
+    where = (
+        (s,)
+        if not lead
+        else (lead[0], s)
+        if len(lead) == 1
+        else (lead[0], s, lead[1] * value.shape[2] // weights.shape[1])
+    )
+    value[where] += 8.0
+    out, _ = problem.run({"value": value})
+    assert error(out, problem.pooled.out) > 8 * problem.tolerance("out")
+
+
+def _poisoned(x, where):
+    x = x.copy()
+    x[where] = np.resize(POISON, x[where].shape)
+    return x

@@ -1,0 +1,216 @@
+"""The verb itself: looking does not touch, the choice of implementation, and explain."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import oracle
+import regard
+from cases import BACKENDS, REGIMES, Case, Sizes
+from intermediates import largest
+from problem import as_arguments, assert_close, draw
+
+LIFTING = Sizes(T=67, S=71, N=2, K=1)  # long enough for the additive lift to be taken
+
+LOOKED_AT = [
+    Case(mask="causal window and lengths per query"),
+    Case(score="gaussian", sizes=Sizes(N=None, K=None)),
+    Case(score="additive", sizes=LIFTING),
+    Case(regime="sparsemax"),
+    Case(regime="cone", dtype="bfloat16"),
+    Case(mask="segments", sizes=Sizes(B=None, N=None, K=None)),
+]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", LOOKED_AT, ids=str)
+def test_looking_at_the_weights_changes_no_bit(case, backend):
+    """out is the same with and without return_weights, and the weights are those it was made
+    with.
+    """
+    problem = draw(case)
+    chosen = BACKENDS[backend]
+    arguments, masks = problem.as_arguments(problem.inputs), as_arguments(problem.facts)
+    attend = functools.partial(
+        regard.attend,
+        normalize=REGIMES[case.regime].normalize,
+        implementation=chosen.implementation,
+    )
+    with chosen.tiling():
+        plain = jax.jit(lambda arguments, masks: attend(**arguments, **masks))(arguments, masks)
+        out, seen, lifted = jax.jit(
+            lambda arguments, masks: attend(
+                **arguments, **masks, return_weights=True, return_lifted=True
+            )
+        )(arguments, masks)
+        value = arguments.pop("value")
+        alone = jax.jit(
+            lambda arguments, masks: regard.weights(
+                **arguments,
+                **masks,
+                normalize=REGIMES[case.regime].normalize,
+                implementation=chosen.implementation,
+            )
+        )(arguments, masks)
+    np.testing.assert_array_equal(out, plain)
+    np.testing.assert_array_equal(seen, alone)
+    assert seen.shape == problem.shape
+    if case.score == "additive":
+        assert bool(lifted) is (backend == "blockwise")
+    # The weights, pooled in float64, are the output up to the rounding of the sum and of the
+    # output.
+    pooled = np.einsum(
+        "...ts,...sv->...tv", np.asarray(seen, np.float64), _per_head(value, problem.shape)
+    )
+    pooled = pooled.swapaxes(1, 2) if pooled.ndim == 4 else pooled
+    assert_close(out, pooled, problem.tolerance("out"), "out from the weights")
+
+
+def _per_head(value, shape):
+    value = np.asarray(value).astype(np.float64)
+    if value.ndim < 4:
+        return value
+    return np.repeat(value.swapaxes(1, 2), shape[1] // value.shape[2], axis=1)  # [B, N, S, V]
+
+
+def test_the_weights_of_the_lift_are_the_lifts():
+    """At tolerance 2e-2 the lift is visibly not the definition; the weights returned are the
+    lift's.
+    """
+    problem = draw(Case(score="additive", mask="none", sizes=LIFTING))
+    arguments = problem.as_arguments(problem.inputs)
+    score = arguments.pop("score")
+    loose = regard.Additive(score.query_kernel, score.key_kernel, score.vector, tolerance=2e-2)
+    out, seen = regard.attend(
+        **arguments, score=loose, implementation="blockwise", return_weights=True
+    )
+    apart = np.abs(np.asarray(seen) - problem.pooled.weights).max()
+    assert 1e-6 < apart < 2e-2
+    pooled = np.einsum(
+        "bnts,bnsv->btnv",
+        np.asarray(seen, np.float64),
+        _per_head(arguments["value"], problem.shape),
+    )
+    assert_close(out, pooled, 2e-6, "out from the weights")
+
+
+@pytest.mark.parametrize(
+    "flags", [(), ("return_weights",), ("return_lifted",), ("return_weights", "return_lifted")]
+)
+def test_what_comes_back(flags):
+    x = jnp.ones((2, 3, 4), jnp.float32)
+    got = regard.attend(x, x, x, **dict.fromkeys(flags, True))
+    if not flags:
+        assert got.shape == (2, 3, 4)
+        return
+    assert isinstance(got, tuple)
+    shapes = [(2, 3, 4)] + [
+        {"return_weights": (2, 3, 3), "return_lifted": ()}[flag] for flag in flags
+    ]
+    assert [part.shape for part in got] == shapes
+    if "return_lifted" in flags:
+        assert got[-1].dtype == jnp.bool_
+
+
+def test_defaults_are_scaled_dot_product_attention():
+    """softmax(q k^T / sqrt(d)) v, as everyone writes it; and jax.nn's function of the same name."""
+    rng = np.random.default_rng(0)
+    query, key, value = (
+        jnp.asarray(rng.standard_normal((2, n, 3, 8)), jnp.float32) for n in (5, 7, 7)
+    )
+    expected = jax.nn.dot_product_attention(query, key, value)
+    np.testing.assert_allclose(regard.attend(query, key, value), expected, rtol=2e-5, atol=1e-6)
+
+
+def test_numpy_arrays_and_lists_of_lengths_are_taken():
+    rng = np.random.default_rng(0)
+    query, key, value = (rng.standard_normal((2, n, 4)).astype(np.float32) for n in (3, 5, 5))
+    out = regard.attend(query, key, value, valid_lens=np.array([2, 5]))
+    may = oracle.allowed((2, 3, 5), valid_lens=[2, 5])
+    assert_close(out, oracle.attend(query, key, value, score=oracle.Dot(), may=may).out, 2e-6)
+
+
+# ---------------------------------------------------------------------------------------------
+# Which implementation.
+
+
+def small():
+    x = jnp.ones((2, 8, 4), jnp.float32)
+    return x, x, x
+
+
+LARGE = (jax.ShapeDtypeStruct((1, 4096, 8), jnp.float32),) * 3
+
+
+def test_a_sequence_is_an_order_of_preference():
+    """The first that can do it; an implementation that this device lacks is passed over."""
+    expected = regard.attend(*small(), implementation="reference")
+    for names in (
+        ["reference"],
+        ("cudnn", "reference"),
+        ("cudnn", "pallas", "reference", "blockwise"),
+    ):
+        np.testing.assert_array_equal(regard.attend(*small(), implementation=names), expected)
+    chosen = regard.explain(*small(), implementation=("blockwise", "reference"))
+    assert "blockwise" in chosen.splitlines()[0]
+
+
+@pytest.mark.parametrize("name", ["cudnn", "pallas"])
+def test_a_named_implementation_insists(name):
+    with pytest.raises(NotImplementedError, match=name):
+        regard.attend(*small(), implementation=name)
+
+
+def test_all_refusals_come_back_together():
+    with pytest.raises(NotImplementedError) as refused:
+        regard.attend(*small(), implementation=("cudnn", "pallas"))
+    assert "cudnn" in str(refused.value)
+    assert "pallas" in str(refused.value)
+
+
+def test_none_takes_the_dense_path_when_small_and_never_when_large():
+    name, shape = largest(regard.attend, *LARGE)
+    assert np.prod(shape) < 4096 * 4096, f"{name} makes {shape}"
+    assert "reference" in regard.explain(*small()).splitlines()[0]
+    assert "blockwise" in regard.explain(*LARGE).splitlines()[0]
+
+
+def test_explain_says_what_runs_and_why_not_the_others():
+    for arguments, chosen in ((small(), "reference"), (LARGE, "blockwise")):
+        text = regard.explain(*arguments)
+        first, *rest = text.splitlines()
+        assert chosen in first
+        for name in {"reference", "blockwise", "cudnn", "pallas"} - {chosen}:
+            lines = [line for line in rest if name in line]
+            assert lines, f"nothing said about {name} in:\n{text}"
+            assert len(lines[0].split()) > 2, f"no reason in: {lines[0]}"
+
+
+def test_explain_takes_shapes_for_arrays():
+    arrays = small()
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    assert regard.explain(*shapes) == regard.explain(*arrays)
+
+
+def test_explain_tells_about_the_additive_lift():
+    """Terms, tolerance and range: the static part of which path runs."""
+    kernel, vector = jnp.ones((8, 16), jnp.float32), jnp.ones(16, jnp.float32)
+    text = regard.explain(*LARGE, score=regard.Additive(kernel, kernel, vector))
+    assert "1e-06" in text
+    assert "sine" in text
+    exact = regard.explain(*LARGE, score=regard.Additive(kernel, kernel, vector, tolerance="exact"))
+    assert "sine" not in exact
+
+
+def test_explain_raises_what_attend_raises():
+    with pytest.raises(ValueError, match="same length S"):
+        regard.explain(
+            jnp.ones((2, 3, 4), jnp.float32),
+            jnp.ones((2, 5, 4), jnp.float32),
+            jnp.ones((2, 6, 4), jnp.float32),
+        )
+    with pytest.raises(ValueError, match="unknown implementation"):
+        regard.explain(*small(), implementation="fast")

@@ -1,0 +1,290 @@
+"""jit, grad, vmap, scan, remat, shard_map, export, and second derivatives."""
+
+import functools
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import regard
+from cases import BACKENDS, REGIMES, Case, Sizes, on_every_backend
+from problem import as_arguments, assert_close, draw
+
+TENSORS = ("query", "key", "value")
+LIFTING = Sizes(T=67, S=71, N=2, K=1)  # long enough for the additive lift to be taken
+
+CASES = [Case(), Case(score="additive", sizes=LIFTING), Case(regime="sparsemax")]
+
+
+def pool_of(problem):
+    """attend of this problem as a function of (query, key, value, lens), and those four as
+    arrays.
+    """
+    chosen = BACKENDS[problem.case.backend]
+    arguments, masks = problem.as_arguments(problem.inputs), as_arguments(problem.facts)
+
+    def pool(query, key, value, lens):
+        with chosen.tiling():
+            return regard.attend(
+                query,
+                key,
+                value,
+                score=arguments["score"],
+                valid_lens=lens,
+                normalize=REGIMES[problem.case.regime].normalize,
+                implementation=chosen.implementation,
+            )
+
+    return pool, [*(arguments[name] for name in TENSORS), masks["valid_lens"]]
+
+
+def on_backends(cases):
+    return pytest.mark.parametrize("case", on_every_backend(cases), ids=str)
+
+
+@on_backends([Case(), Case(score="additive", sizes=LIFTING)])
+def test_scan_over_decoding_steps(case):
+    """One query at a time in a scan, each with its own length, is the whole at once."""
+    problem = draw(case)
+    pool, (query, key, value, lens) = pool_of(problem)
+
+    @jax.jit
+    def decode(query, key, value):
+        def step(carry, q):
+            return carry, pool(q[:, None], key, value, lens)[:, 0]
+
+        return jnp.moveaxis(jax.lax.scan(step, None, jnp.moveaxis(query, 1, 0))[1], 0, 1)
+
+    assert_close(decode(query, key, value), problem.pooled.out, 2e-6, "out")
+    slopes = jax.grad(
+        lambda *x: jnp.sum(decode(*x) * problem.cotangent.astype(np.float32)), argnums=(0, 1, 2)
+    )(query, key, value)
+    for name, slope in zip(TENSORS, slopes, strict=True):
+        assert_close(
+            slope, problem.gradients[name], 1e-4 if case.score == "additive" else 1e-5, name
+        )
+
+
+@on_backends(CASES)
+def test_remat(case):
+    problem = draw(case)
+    pool, arrays = pool_of(problem)
+
+    def loss(pool, *tensors):
+        return jnp.sum(pool(*tensors, arrays[3]) * jnp.asarray(problem.cotangent, jnp.float32))
+
+    slopes = jax.jit(jax.grad(functools.partial(loss, jax.checkpoint(pool)), argnums=(0, 1, 2)))(
+        *arrays[:3]
+    )
+    for name, slope in zip(TENSORS, slopes, strict=True):
+        assert_close(slope, problem.gradients[name], problem.tolerance(name), name)
+
+
+@on_backends(CASES)
+def test_shard_map_on_one_device(case):
+    problem = draw(case)
+    pool, arrays = pool_of(problem)
+    mesh = jax.make_mesh((1,), ("batch",))
+    sharded = jax.shard_map(pool, mesh=mesh, in_specs=(P("batch"),) * 4, out_specs=P("batch"))
+
+    def loss(*tensors):
+        return jnp.sum(sharded(*tensors, arrays[3]) * jnp.asarray(problem.cotangent, jnp.float32))
+
+    assert_close(jax.jit(sharded)(*arrays), problem.pooled.out, problem.tolerance("out"), "out")
+    slopes = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*arrays[:3])
+    for name, slope in zip(TENSORS, slopes, strict=True):
+        assert_close(slope, problem.gradients[name], problem.tolerance(name), name)
+
+
+FOUR_DEVICES = """
+    import jax, jax.numpy as jnp, numpy as np, regard
+    from jax.sharding import NamedSharding, PartitionSpec as P
+
+    assert jax.device_count() == 4, jax.devices()
+    mesh = jax.make_mesh((2, 2), ("batch", "heads"))
+    rng = np.random.default_rng(0)
+    B, T, N, S, D, h = 4, 67, 2, 71, 6, 5
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    query, key, value = draw(B, T, N, D), draw(B, S, N, D), draw(B, S, N, 3)
+    cotangent, lens = draw(B, T, N, 3), jnp.asarray([0, 71, 5, 40])
+    scores = {
+        "dot": regard.Dot(),
+        "additive": regard.Additive(draw(D, h) / D**0.5, draw(D, h) / D**0.5, draw(h)),
+    }
+    spec = P("batch", None, "heads", None)
+    sharding, by_batch = NamedSharding(mesh, spec), NamedSharding(mesh, P("batch"))
+
+    for implementation in ("reference", "blockwise"):
+        for name, score in scores.items():
+            def pool(score, query, key, value, lens):
+                return regard.attend(
+                    query, key, value, score=score, valid_lens=lens, implementation=implementation
+                )
+
+            def run(pool, score, query, key, value, lens):
+                out, pull = jax.vjp(lambda *x: pool(*x, lens), score, query, key, value)
+                return out, pull(cotangent)
+
+            alone = jax.jit(lambda *x: run(pool, *x))(score, query, key, value, lens)
+            mapped = jax.shard_map(
+                pool, mesh=mesh, in_specs=(P(), spec, spec, spec, P("batch")), out_specs=spec
+            )
+            placed = [jax.device_put(x, sharding) for x in (query, key, value)]
+            placed_lens = jax.device_put(lens, by_batch)
+            for how, pooled in (("shard_map", mapped), ("automatic", pool)):
+                got = jax.jit(lambda *x: run(pooled, *x))(score, *placed, placed_lens)
+                for x, y in zip(jax.tree.leaves(alone), jax.tree.leaves(got), strict=True):
+                    scale = np.abs(x).max() + 1e-30
+                    np.testing.assert_allclose(
+                        np.asarray(y) / scale, np.asarray(x) / scale, atol=2e-5,
+                        err_msg=f"{implementation}, {name}, {how}",
+                    )
+            print(implementation, name, "ok")
+"""
+
+
+def test_four_devices():
+    """Batch and heads over four (virtual) devices, by shard_map and by the compiler: the one-
+    device answer.
+    """
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FOUR_DEVICES)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split("\n")[:4] == [
+        f"{backend} {score} ok"
+        for backend in ("reference", "blockwise")
+        for score in ("dot", "additive")
+    ]
+
+
+@on_backends(CASES)
+def test_export_roundtrip(case):
+    """Serialized, read back and called, with its gradient: the same numbers."""
+    problem = draw(case)
+    pool, arrays = pool_of(problem)
+    exported = jax.export.export(jax.jit(pool))(*arrays)
+    again = jax.export.deserialize(exported.serialize(vjp_order=1))
+    assert_close(again.call(*arrays), problem.pooled.out, problem.tolerance("out"), "out")
+    _, pull = jax.vjp(lambda *tensors: again.call(*tensors, arrays[3]), *arrays[:3])
+    for name, slope in zip(TENSORS, pull(jnp.asarray(problem.cotangent, jnp.float32)), strict=True):
+        assert_close(slope, problem.gradients[name], problem.tolerance(name), name)
+
+
+# ---------------------------------------------------------------------------------------------
+# Second derivatives, in float64: of the exact paths, against differences of the gradient.
+
+SECOND = [
+    Case(dtype="float64"),
+    Case(dtype="float64", score="gaussian"),
+    Case(dtype="float64", score="additive"),
+    Case(dtype="float64", regime="kernel"),
+]
+
+
+def hessian_products(problem):
+    """(gradient as a function of the inputs, the inputs, a direction)."""
+    chosen = BACKENDS[problem.case.backend]
+    arguments, masks = problem.as_arguments(problem.inputs), as_arguments(problem.facts)
+    rng = np.random.default_rng(9)
+    direction = jax.tree.map(
+        lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), arguments
+    )
+
+    def loss(arguments):
+        with chosen.tiling():
+            out = regard.attend(
+                **arguments,
+                **masks,
+                normalize=REGIMES[problem.case.regime].normalize,
+                implementation=chosen.implementation,
+            )
+        return jnp.sum(jnp.sin(out))
+
+    return jax.jit(jax.grad(loss)), arguments, direction
+
+
+def differences(gradient, arguments, direction, step=1e-5):
+    def moved(sign):
+        return jax.tree.map(lambda x, d: x + sign * step * d, arguments, direction)
+
+    up, down = gradient(moved(1)), gradient(moved(-1))
+    return jax.tree.map(lambda a, b: (a - b) / (2 * step), up, down)
+
+
+def assert_trees_close(got, expected, tolerance):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(expected):
+        found = functools.reduce(lambda tree, step: _child(tree, step), path, got)
+        assert_close(found, leaf, tolerance, jax.tree_util.keystr(path))
+
+
+def _child(tree, step):
+    return tree[step.key] if hasattr(step, "key") else getattr(tree, step.name)
+
+
+@on_backends(SECOND)
+def test_forward_over_reverse(case):
+    gradient, arguments, direction = hessian_products(draw(case))
+    _, got = jax.jit(lambda x, d: jax.jvp(gradient, (x,), (d,)))(arguments, direction)
+    assert_trees_close(got, differences(gradient, arguments, direction), 1e-7)
+
+
+@pytest.mark.parametrize("case", SECOND, ids=str)
+def test_reverse_over_reverse_on_the_reference(case):
+    gradient, arguments, direction = hessian_products(draw(case))
+
+    @jax.jit
+    def product(arguments):
+        return jax.grad(
+            lambda x: sum(
+                jnp.vdot(a, b)
+                for a, b in zip(
+                    jax.tree.leaves(gradient(x)), jax.tree.leaves(direction), strict=True
+                )
+            )
+        )(arguments)
+
+    assert_trees_close(product(arguments), differences(gradient, arguments, direction), 1e-7)
+
+
+def test_hessian_of_empty_rows_is_zero():
+    """valid_len 0 and padding: second derivatives are exactly zero too, not NaN."""
+    gradient, arguments, direction = hessian_products(
+        draw(Case(dtype="float64", mask="no keys at all"))
+    )
+    _, got = jax.jvp(gradient, (arguments,), (direction,))
+    for leaf in jax.tree.leaves(got):
+        np.testing.assert_array_equal(leaf, 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_grad_inside_vmap_is_vmap_of_grad(backend):
+    """Per-example gradients: one problem per example of the batch, lengths included."""
+    problem = draw(Case(backend=backend, sizes=Sizes(N=None, K=None)))
+    pool, (query, key, value, lens) = pool_of(problem)
+    cotangent = jnp.asarray(problem.cotangent, jnp.float32)
+
+    def loss(query, key, value, lens, cotangent):
+        return jnp.sum(pool(query, key, value, lens) * cotangent)
+
+    slopes = jax.jit(jax.vmap(jax.grad(loss, argnums=(0, 1, 2))))(
+        query, key, value, lens, cotangent
+    )
+    for name, slope in zip(TENSORS, slopes, strict=True):
+        assert_close(slope, problem.gradients[name], problem.tolerance(name), name)
