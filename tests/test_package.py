@@ -25,6 +25,7 @@ PACKAGE = ROOT / "src" / "regard"
 LAYERS = (
     {"score", "mask", "normalize", "dropout", "shapes"},
     {"pool"},
+    {"front_door"},
     {"attend", "summary"},
     {"regard"},
     {"parameters", "nnx", "linen"},
@@ -36,7 +37,7 @@ HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 
 # What `import regard` may need; every other package is an extra.
 REQUIRED = {"jax", "numpy", "jaxtyping"}
-CORE = [part for layer in LAYERS[:4] for part in layer]
+CORE = [part for layer in LAYERS[:5] for part in layer]
 
 EXTRAS = "flax keras equinox torch typer rich matplotlib optax orbax starlette uvicorn tokenizers"
 

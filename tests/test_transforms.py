@@ -90,7 +90,7 @@ def test_remat(case):
 def test_shard_map_on_one_device(case):
     problem = draw(case)
     pool, arrays = pool_of(problem)
-    mesh = jax.make_mesh((1,), ("batch",))
+    mesh = jax.make_mesh((1,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
     sharded = jax.shard_map(pool, mesh=mesh, in_specs=(P("batch"),) * 4, out_specs=P("batch"))
 
     def loss(*tensors):
@@ -104,10 +104,10 @@ def test_shard_map_on_one_device(case):
 
 FOUR_DEVICES = """
     import jax, jax.numpy as jnp, numpy as np, regard
-    from jax.sharding import NamedSharding, PartitionSpec as P
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
     assert jax.device_count() == 4, jax.devices()
-    mesh = jax.make_mesh((2, 2), ("batch", "heads"))
+    mesh = jax.make_mesh((2, 2), ("batch", "heads"), axis_types=(AxisType.Auto,) * 2)
     rng = np.random.default_rng(0)
     B, T, N, S, D, h = 4, 67, 2, 71, 6, 5
     draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)

@@ -1,29 +1,29 @@
-"""attend and weights: check the shapes, then score -> mask -> normalize -> pool.
+"""attend and weights: check the arguments, then score -> mask -> normalize -> pool.
 
-`prepare` is the front door: whatever passes it is well formed, and nothing behind it checks
-again. `_run` is the pipeline.
+The checks are in front_door.py; `_pool` and `_weights` below are the pipeline.
 """
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard import shapes
-from regard.dropout import seed_words
+from regard.front_door import prepare
 from regard.mask import Mask, resolve
 from regard.normalize import Normalizer, Softmax
-from regard.pool.blockwise import blockwise, forced_tiling, guarded, score_or_lift
-from regard.pool.choose import Choice, Request, choose
-from regard.pool.problem import Problem, hide_padding
-from regard.pool.reference import dense_weights, pool_dense, reference_scores
+from regard.pool.blockwise import blockwise, blockwise_weights, forced_tiling
+from regard.pool.choose import Choice
+from regard.pool.problem import Problem
+from regard.pool.reference import dense_weights, reference, reference_scores
+from regard.pool.tiles import Tiling
 from regard.score.additive import is_guarded
-from regard.score.contract import Score, accumulation_dtype, promote, repeat_heads
+from regard.score.contract import Score, accumulation_dtype
 from regard.score.dot import Dot
-from regard.shapes import Axes
+from regard.shapes import check_scores
 
 
 def attend(
@@ -97,9 +97,13 @@ def attend(
         dropout_rng=dropout_rng,
         implementation=implementation,
     )
-    out, alpha, lifted = _run(problem, *_settings(choice), True, return_weights)
-    asked = [out] + [alpha] * return_weights + [lifted] * return_lifted
-    return asked[0] if len(asked) == 1 else tuple(asked)
+    settings = _Settings.of(choice)
+    out, lifted = _pool(problem, settings)
+    if not return_weights and not return_lifted:
+        return out
+    # A program of its own, so that looking cannot change what is pooled.
+    alpha = (_weights(problem, settings),) if return_weights else ()
+    return out, *alpha, *((lifted,) if return_lifted else ())
 
 
 def weights(
@@ -139,7 +143,7 @@ def weights(
         normalize=normalize,
         implementation=implementation,
     )
-    return _run(problem, *_settings(choice), False, True)[1]
+    return _weights(problem, _Settings.of(choice))
 
 
 def scores(query: Array, key: Array, *, score: Score = Dot()) -> Array:
@@ -177,11 +181,9 @@ def masked_softmax(
         The weights, in the scores' shape and dtype; the softmax itself is float32 or wider.
     """
     scores = jnp.asarray(scores)
-    axes = shapes.check_scores(scores)
+    axes = check_scores(scores)
     allowed = resolve(mask, valid_lens, axes).dense(axes)
-    wide = scores.astype(accumulation_dtype(scores.dtype)).reshape(
-        axes.B, axes.N, axes.T, axes.S
-    )
+    wide = scores.astype(accumulation_dtype(scores.dtype)).reshape(axes.B, axes.N, axes.T, axes.S)
     if allowed is not None:
         allowed = jnp.broadcast_to(allowed, wide.shape)
         wide = jnp.where(allowed, wide, -jnp.inf)
@@ -209,9 +211,7 @@ def explain(query: Array, key: Array, value: Array, **keywords: Any) -> str:
         found.append(prepare(query, key, value, **options, implementation=implementation)[1])
 
     static = {
-        name: keywords.pop(name)
-        for name in ("normalize", "dropout_rate")
-        if name in keywords
+        name: keywords.pop(name) for name in ("normalize", "dropout_rate") if name in keywords
     }
     jax.eval_shape(shapes_only, query, key, value, keywords)
     choice = found[0]
@@ -220,152 +220,42 @@ def explain(query: Array, key: Array, value: Array, **keywords: Any) -> str:
     return "\n".join(lines)
 
 
-def prepare(
-    query: Array,
-    key: Array,
-    value: Array | None,
-    *,
-    score: Score = Dot(),
-    valid_lens: Array | None = None,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    normalize: Normalizer = Softmax(),
-    dropout_rate: float = 0.0,
-    dropout_rng: Array | None = None,
-    implementation: str | Sequence[str] | None = None,
-) -> tuple[Problem, Choice]:
-    """The front door: checks everything, and brings it to canonical axes."""
-    query, key = jnp.asarray(query), jnp.asarray(key)
-    value = None if value is None else jnp.asarray(value)
-    axes = shapes.check(query, key, value)
-    _check_parts(score, normalize, axes, query, key)
-    allowed = resolve(mask, valid_lens, axes)
-    bias = None if bias is None else _canonical_bias(jnp.asarray(bias), axes)
-    seed = _seed(dropout_rate, dropout_rng)
-    dtype = promote(query.dtype, key.dtype)
-    choice = choose(Request(axes, score, normalize, dtype, seed is not None), implementation)
-    query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
-    value = None if value is None else axes.canonical(value)
-    query, key, value, visible = hide_padding(query, key, value, allowed, axes)
-    problem = Problem(
-        query,
-        key,
-        value,
-        score,
-        allowed,
-        visible,
-        bias,
-        seed,
-        normalize,
-        float(dropout_rate) if seed is not None else 0.0,
-        axes,
-    )
-    return problem, choice
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4, 5, 6))
-def _run(
-    problem: Problem,
-    name: str,
-    tiling: Any,
-    platform: str,
-    guard: bool,
-    want_out: bool,
-    want_weights: bool,
-) -> tuple[Array | None, Array | None, Array]:
-    """score -> mask -> normalize -> pool. Returns output, weights and whether the lift ran."""
-    axes, out, alpha = problem.axes, None, None
-    if 0 in (axes.B, axes.T, axes.S, axes.N):  # nothing to look at, or nobody to look
-        out = jnp.zeros((axes.B, axes.N, axes.T, axes.V), _value_dtype(problem))
-        alpha = jnp.zeros((axes.B, axes.N, axes.T, axes.S), jnp.float32)
-        return axes.callers(out), axes.callers_pairs(alpha), jnp.array(False)
-    if name == "reference":
-        lifted = jnp.array(False)
-        alpha = dense_weights(problem, reference_scores(problem))
-        if want_out:
-            out = pool_dense(problem, alpha).astype(_value_dtype(problem))
-    else:
-        if want_out:
-            out, lifted = blockwise(problem, tiling, platform)
-        if want_weights:
-            alpha, lifted = _weights_as_pooled(problem)
-    return (
-        None if out is None else axes.callers(out),
-        axes.callers_pairs(alpha) if want_weights else None,
-        lifted,
-    )
-
-
-def _weights_as_pooled(problem: Problem) -> tuple[Array, Array]:
-    """Dense weights from the scores that blockwise pooling uses: lifted where it lifts."""
-    scored, lift = score_or_lift(problem)
-    if scored is None:
-        shape = (problem.axes.B, problem.axes.N, problem.axes.T, problem.axes.S)
-        return dense_weights(problem, jnp.zeros(shape, jnp.float32)), jnp.array(False)
-    score, query, key = scored
-
-    def run(lift: Any) -> Array:
-        dense = lift.scores() if lift else score.scores(query, repeat_heads(key, query))
-        return dense_weights(problem, dense)
-
-    return guarded(lift, run)
-
-
-def _settings(choice: Choice) -> tuple[str, Any, str, bool]:
+@dataclass(frozen=True)
+class _Settings:
     """What a trace depends on besides its arguments: part of the jit cache's key."""
-    return choice.name, forced_tiling(), jax.default_backend(), is_guarded()
+
+    implementation: str
+    tiling: Tiling | None
+    platform: str
+    guarded: bool
+
+    @classmethod
+    def of(cls, choice: Choice) -> "_Settings":
+        return cls(choice.name, forced_tiling(), jax.default_backend(), is_guarded())
 
 
-def _value_dtype(problem: Problem) -> Any:
-    return jnp.float32 if problem.value is None else problem.value.dtype
+@functools.partial(jax.jit, static_argnums=1)
+def _pool(problem: Problem, settings: _Settings) -> tuple[Array, Array]:
+    """score -> mask -> normalize -> pool. Returns the output and whether the lift ran."""
+    axes, value = problem.axes, cast(Array, problem.value)
+    lifted = jnp.array(False)
+    if axes.empty():
+        out = jnp.zeros((axes.B, axes.N, axes.T, axes.V), value.dtype)
+    elif settings.implementation == "reference":
+        out = reference(problem).astype(value.dtype)
+    else:
+        out, lifted = blockwise(problem, settings.tiling, settings.platform)
+    return axes.callers(out), lifted
 
 
-def _check_parts(
-    score: Score, normalize: Normalizer, axes: Axes, query: Array, key: Array
-) -> None:
-    if not isinstance(score, Score):
-        raise TypeError(
-            "score must be a regard.Score: Dot(), Gaussian(), Bilinear(kernel), "
-            f"Additive(query_kernel, key_kernel, vector), or your own subclass. Got {score!r}."
-        )
-    if not isinstance(normalize, Normalizer):
-        raise TypeError(
-            "normalize must be one of Softmax(), Sparsemax(), Kernel(f), Cone(f), Hard(), "
-            f"Uniform(). Got {normalize!r}."
-        )
-    try:
-        score.check(axes.query_width, axes.key_width)
-    except ValueError as error:
-        arrays = f"query {list(query.shape)}, key {list(key.shape)}"
-        raise ValueError(f"{error} The arrays: {arrays}.") from None
-    per_head = score.head_axes()
-    if per_head and (axes.rank != 4 or {shape[0] for shape in per_head.values()} != {axes.N}):
-        listed = ", ".join(f"{name} {list(shape)}" for name, shape in per_head.items())
-        raise ValueError(
-            f"{type(score).__name__}'s parameters may carry a leading axis of N heads, one set per "
-            f"head, for inputs of rank 4, (B, T, N, D). Got {listed} for query "
-            f"{list(query.shape)}, key {list(key.shape)}. Fix: a first axis of "
-            f"{axes.N if axes.rank == 4 else 'no heads'}, or parameters shared by all heads."
-        )
-
-
-def _canonical_bias(bias: Array, axes: Axes) -> Array:
-    if not jnp.issubdtype(bias.dtype, jnp.floating):
-        raise TypeError(
-            f"bias must be floating point: it is added to the scores. Got bias {list(bias.shape)} "
-            f"of dtype {bias.dtype}. Fix: bias.astype(jnp.float32), or mask= for a bool."
-        )
-    return axes.canonical_pairs("bias", bias)
-
-
-def _seed(rate: float, rng: Array | None) -> Array | None:
-    if not 0.0 <= rate < 1.0:
-        raise ValueError(f"dropout_rate must be in [0, 1). Got {rate!r}.")
-    if rate == 0.0:
-        return None
-    if rng is None:
-        raise ValueError(
-            f"dropout_rate {rate} needs dropout_rng. Got None. "
-            "Fix: dropout_rng=jax.random.key(seed), or dropout_rate=0.0."
-        )
-    return seed_words(rng)
+@functools.partial(jax.jit, static_argnums=1)
+def _weights(problem: Problem, settings: _Settings) -> Array:
+    """score -> mask -> normalize, dense; scores as `_pool` makes them, lifted where it lifts."""
+    axes = problem.axes
+    if axes.empty():
+        alpha = jnp.zeros((axes.B, axes.N, axes.T, axes.S), jnp.float32)
+    elif settings.implementation == "reference":
+        alpha = dense_weights(problem, reference_scores(problem))
+    else:
+        alpha = blockwise_weights(problem)
+    return axes.callers_pairs(alpha)

@@ -261,10 +261,8 @@ def _canonical_ids(query_ids: Array, key_ids: Array, axes: Axes) -> tuple[Array,
     for ids in arrays.values():
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             raise TypeError(f"segment ids must be integers. Got dtype {ids.dtype}.")
-    query_forms, key_forms = [(axes.T,)], [(axes.S,)]
-    if axes.rank > 2:
-        query_forms.append((axes.B, axes.T))
-        key_forms.append((axes.B, axes.S))
+    batch = () if axes.rank == 2 else (axes.B,)
+    query_forms, key_forms = [(axes.T,), (*batch, axes.T)], [(axes.S,), (*batch, axes.S)]
     if query_ids.shape not in query_forms or key_ids.shape not in key_forms:
         raise shape_error(
             "segments need query_ids (T,) or (B, T) and key_ids (S,) or (B, S)",

@@ -60,9 +60,7 @@ class Normalizer:
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         raise NotImplementedError
 
-    def recall(
-        self, stats: Any, scores: Array, allowed: Array | None, first_key: Array
-    ) -> Array:
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
         """The weights of a tile, given the whole row's stats."""
         raise NotImplementedError
 
@@ -106,9 +104,7 @@ class Softmax(Normalizer):
         top, total = state
         return _inverse(total), (_finite(top), total)
 
-    def recall(
-        self, stats: Any, scores: Array, allowed: Array | None, first_key: Array
-    ) -> Array:
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
         # exp(a - top) / total, not exp(a - log-sum-exp): rounding the latter costs digits.
         top, total = stats
         return jnp.exp(scores - top[..., None]) * _inverse(total)[..., None]
@@ -187,9 +183,7 @@ class Sparsemax(Normalizer):
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         return None, (*known, state)
 
-    def recall(
-        self, stats: Any, scores: Array, allowed: Array | None, first_key: Array
-    ) -> Array:
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
         return self._weights(stats[:2], scores)
 
     def slope(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
@@ -239,9 +233,7 @@ class Kernel(Normalizer):
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         return _inverse(state), state
 
-    def recall(
-        self, stats: Any, scores: Array, allowed: Array | None, first_key: Array
-    ) -> Array:
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
         return self._values(scores, allowed) * _inverse(stats)[..., None]
 
     def slope(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
@@ -292,9 +284,7 @@ class Cone(Kernel):
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         return None, ()
 
-    def recall(
-        self, stats: Any, scores: Array, allowed: Array | None, first_key: Array
-    ) -> Array:
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
         return self._values(scores, allowed)
 
     def slope(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
@@ -361,9 +351,7 @@ class Hard(Normalizer):
         top, best, total = state
         return None, (_finite(top), best, total)
 
-    def recall(
-        self, stats: Any, scores: Array, allowed: Array | None, first_key: Array
-    ) -> Array:
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
         return self._one_hot(stats[1] - first_key, scores)
 
     def slope(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
@@ -411,9 +399,7 @@ class Uniform(Normalizer):
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         return _inverse(state), state
 
-    def recall(
-        self, stats: Any, scores: Array, allowed: Array | None, first_key: Array
-    ) -> Array:
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
         return self._ones(scores, allowed) * _inverse(stats)[..., None]
 
     def slope(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:

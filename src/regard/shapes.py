@@ -27,6 +27,10 @@ class Axes:
     key_width: int
     V: int
 
+    def empty(self) -> bool:
+        """Nothing to look at, or nobody to look."""
+        return 0 in (self.B, self.T, self.S, self.N)
+
     def weights_shape(self) -> tuple[int, ...]:
         """(T, S), (B, T, S) or (B, N, T, S)."""
         return {2: (), 3: (self.B,), 4: (self.B, self.N)}[self.rank] + (self.T, self.S)
@@ -154,4 +158,3 @@ def shape_error(rule: str, arrays: dict[str, Array], axes: Axes | None, fix: str
     if axes is not None:
         text += f" for query {list(axes.query_shape())}, key {list(axes.key_shape())}"
     return ValueError(text + "." + (f" Fix: {fix}." if fix else ""))
-

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from regard.attend import prepare
+from regard.front_door import prepare
 from regard.mask import Mask
 from regard.normalize import Normalizer, Softmax
 from regard.pool.blockwise import (
@@ -136,15 +136,13 @@ def attention_map(
     )
     axes = problem.axes
     picture = (min(rows, axes.T), min(columns, axes.S))
-    return _attention_map(
-        problem, forced_tiling(), jax.default_backend(), is_guarded(), picture
-    )
+    return _attention_map(problem, forced_tiling(), jax.default_backend(), is_guarded(), picture)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _summarize(problem: Problem, sizes: Any, platform: str, guard: bool) -> Summary:
     axes = problem.axes
-    if 0 in (axes.B, axes.T, axes.S, axes.N):
+    if axes.empty():
         rows = jnp.zeros((axes.B, axes.N, axes.T), jnp.float32)
         keys = jnp.zeros((axes.B, axes.N, axes.S), jnp.float32)
         empty = Summary(rows, jnp.full(rows.shape, -1, jnp.int32), rows, keys)
@@ -194,7 +192,7 @@ def _attention_map(
     problem: Problem, sizes: Any, platform: str, guard: bool, picture: tuple[int, int]
 ) -> Array:
     axes, (height, width) = problem.axes, picture
-    if 0 in (axes.B, axes.T, axes.S, axes.N):
+    if axes.empty():
         return axes.callers_pairs(jnp.zeros((axes.B, axes.N, height, width), jnp.float32))
 
     def local_bins(block: int, bins: int, length: int) -> int:
@@ -282,5 +280,5 @@ def _bins(length: int, bins: int) -> Array:
 
 def _heads_joined(array: Array, axes: Axes) -> Array:
     """[groups, Z, ...] -> [B, N, ...]."""
-    tail = array.shape[1:] if axes.B * axes.N == array.shape[0] else array.shape[2:]
+    tail = array.shape[1:] if array.shape[0] == axes.B * axes.N else array.shape[2:]
     return array.reshape(axes.B, axes.N, *tail)

@@ -18,6 +18,7 @@ from jax import Array, lax
 
 from regard.mask import Allowed
 from regard.pool.problem import Problem
+from regard.pool.reference import dense_weights
 from regard.pool.tiles import (
     Operands,
     TilePlan,
@@ -56,6 +57,21 @@ def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Ar
         return out[:, :, : problem.axes.T]
 
     return guarded(lift, run)
+
+
+def blockwise_weights(problem: Problem) -> Array:
+    """The weights that `blockwise` pools with, [B, N, T, S], dense: lifted where it lifts."""
+    scored, lift = score_or_lift(problem)
+    if scored is None:
+        axes = problem.axes
+        return dense_weights(problem, jnp.zeros((axes.B, axes.N, axes.T, axes.S), jnp.float32))
+    score, query, key = scored
+
+    def run(lift: Lift | None) -> Array:
+        dense = lift.scores() if lift else score.scores(query, repeat_heads(key, query))
+        return dense_weights(problem, dense)
+
+    return guarded(lift, run)[0]
 
 
 def score_or_lift(problem: Problem) -> tuple[tuple[Score, Array, Array] | None, Lift | None]:
@@ -138,7 +154,7 @@ def default_tiling(problem: Problem, lift: Lift | None, width: int, platform: st
 
 
 def _even(length: int, block: int) -> int:
-    """The smallest block, a multiple of 8, that covers `length` in as few blocks as `block` does."""
+    """The smallest multiple of 8 that covers `length` in as few blocks as `block` does."""
     blocks = -(-length // min(block, length))
     return length if blocks == 1 else -(-length // blocks // 8) * 8
 
@@ -203,6 +219,15 @@ def _segment_bounds(plan: TilePlan, query_ids: Array, key_ids: Array) -> tuple[A
     return first, jnp.where(meet, block + 1, 0).max(-1)
 
 
+def visited(
+    tiles: Tiles, bounds: tuple[Array, Array] | None, iq: Array
+) -> tuple[Array | int, Array | int]:
+    """First and last key block + 1 of a query block."""
+    if bounds is None:
+        return 0, tiles.plan.key_blocks
+    return bounds[0][tiles.group, iq], bounds[1][tiles.group, iq]
+
+
 def sweeper(
     tiles: Tiles, bounds: tuple[Array, Array] | None, iq: Array, query: Any
 ) -> Callable[[Callable, Any], Any]:
@@ -210,10 +235,7 @@ def sweeper(
 
     `step(carry, scores, allowed, ik)` sees each visited tile once, in order of the keys.
     """
-    if bounds is None:
-        low, high = 0, tiles.plan.key_blocks
-    else:
-        low, high = bounds[0][tiles.group, iq], bounds[1][tiles.group, iq]
+    low, high = visited(tiles, bounds, iq)
 
     def sweep(step: Callable[[Any, Array, Array | None, Array], Any], carry: Any) -> Any:
         def body(ik: Array, carry: Any) -> Any:
@@ -387,7 +409,6 @@ def _sweep_back(
     """One query block's way back over its key blocks; adds into (d_opened query, sums)."""
     plan, normalize = tiles.plan, tiles.plan.normalize
     block_k = plan.tiling.block_k
-    low, high = (0, plan.key_blocks) if bounds is None else (b[tiles.group, iq] for b in bounds)
 
     def body(ik: Array, carry: Any) -> Any:
         d_query, ((d_score, d_bias), (d_key, d_value, d_expansion)) = carry
@@ -409,12 +430,14 @@ def _sweep_back(
             add = functools.partial(jax.tree.map, jnp.add)
             d_score, d_query = add(d_score, score_part), add(d_query, query_part)
             d_expansion = add(d_expansion, expansion_part)
-            d_key = jax.tree.map(lambda total, part: _add_block(total, part, -2, ik), d_key, key_part)
+            d_key = jax.tree.map(
+                lambda total, part: _add_block(total, part, -2, ik), d_key, key_part
+            )
             if d_bias is not None:
                 d_bias = _add_bias(tiles, d_bias, d_scores, iq, ik)
         return d_query, ((d_score, d_bias), (d_key, d_value, d_expansion))
 
-    return lax.fori_loop(low, high, body, carry)
+    return lax.fori_loop(*visited(tiles, bounds, iq), body, carry)
 
 
 def _add_block(total: Array, part: Array, axis: int, index: Array) -> Array:
@@ -436,7 +459,9 @@ def _add_bias(tiles: Tiles, total: Array, d_scores: Array, iq: Array, ik: Array)
         if total.shape[axis] == 1:
             d_scores = d_scores.sum(axis, keepdims=True)
     starts, sizes = (tiles.group, 0, iq, ik), d_scores.shape
-    at = [jnp.int32(0) if total.shape[i] == 1 else jnp.int32(starts[i] * sizes[i]) for i in range(4)]
+    at = [
+        jnp.int32(0) if total.shape[i] == 1 else jnp.int32(starts[i] * sizes[i]) for i in range(4)
+    ]
     here = lax.dynamic_slice(total, at, sizes)
     return lax.dynamic_update_slice(total, here + d_scores.astype(total.dtype), at)
 

@@ -3,6 +3,8 @@
 Scores by their definition, never by a lift. Every other backend is tested to equal this one.
 """
 
+from typing import cast
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -34,7 +36,7 @@ def dense_weights(problem: Problem, scores: Array) -> Array:
 
 def pool_dense(problem: Problem, weights: Array) -> Array:
     """sum_s weights_s value_s, after dropout."""
-    axes, value = problem.axes, repeat_heads(problem.value, problem.query)
+    axes, value = problem.axes, repeat_heads(cast(Array, problem.value), problem.query)
     if problem.seed is not None:
         row = jnp.arange(axes.B * axes.N * axes.T, dtype=jnp.int32)
         row = row.reshape(axes.B, axes.N, axes.T, 1)

@@ -23,7 +23,6 @@ from regard.score.contract import (
     Expansion,
     Lift,
     Score,
-    accumulation_dtype,
     matmul_precision,
     repeat_heads,
 )
@@ -104,8 +103,8 @@ def make_operands(
         key = (lift.key, None if lift.key_bias is None else lift.key_bias[..., None])
         return Operands(None, lift.expansion, query, key, problem.value, problem.bias)
     if scored is not None:
-        score, query, key = scored
-        return Operands(score, None, (query, None), (key, None), problem.value, problem.bias)
+        score, rows, keys = scored
+        return Operands(score, None, (rows, None), (keys, None), problem.value, problem.bias)
     return Operands(None, None, (), (), problem.value, None)
 
 

@@ -87,9 +87,7 @@ class Additive(Score):
         z = x[..., :, None, :] + y[..., None, :, :]  # [..., T, S, h], summed while it is made
         return jnp.sum(jnp.tanh(z) * _align(projected.vector, x.ndim)[..., None, :], axis=-1)
 
-    def scores_back(
-        self, query: Array, key: Array, d_scores: Array
-    ) -> "tuple[Additive, Array, Array]":
+    def scores_back(self, query: Array, key: Array, d_scores: Array) -> tuple[Score, Array, Array]:
         """Three sums over the same tanh, each along its last axis: no [T, S, h] is kept.
 
         Left to autodiff the sums over queries and keys run along middle axes of a stored
@@ -312,7 +310,7 @@ class _Table:
     coefficients: np.ndarray  # [R, J]
 
     @staticmethod
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def fit(tolerance: float, limit: float) -> "_Table":
         series = series_table(terms_for(tolerance, limit), tolerance, limit)
         return _Table(

@@ -37,6 +37,7 @@ class Score:
         ... @dataclass(frozen=True)
         ... class Laplace(regard.Score):
         ...     width: float = 1.0
+        ...
         ...     def scores(self, query, key):
         ...         gap = query[..., :, None, :] - key[..., None, :, :]  # [..., T, S, D]
         ...         return -jnp.abs(gap).sum(-1) / self.width
@@ -62,7 +63,7 @@ class Score:
     def scores_back(
         self, query: Array, key: Array, d_scores: Array
     ) -> "tuple[Score, Array, Array]":
-        """Cotangents of the parameters, query and key of one tile; a score may know a faster way."""
+        """Cotangents of parameters, query and key, for one tile; a score may know a faster way."""
         return jax.vjp(lambda *inputs: type(self).scores(*inputs), self, query, key)[1](d_scores)
 
     def projected(self, query: Array, key: Array) -> "tuple[Score, Array, Array]":
@@ -162,7 +163,8 @@ def matmul_precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
     A GPU would quietly use tf32, three digits, which breaks the promise that a float32 input
     is scored in float32.
     """
-    if jax.config.jax_default_matmul_precision is None and jnp.dtype(dtype).itemsize >= 4:
+    chosen = getattr(jax.config, "jax_default_matmul_precision", None)
+    if chosen is None and jnp.dtype(dtype).itemsize >= 4:
         return jax.lax.Precision.HIGHEST
     return None
 
@@ -205,7 +207,9 @@ def repeat_heads(array: Array, like: Array) -> Array:
     return jnp.repeat(array, like.shape[-3] // array.shape[-3], axis=-3)
 
 
-def with_heads(ranks_without: int, **parameters: Array | float | None) -> dict[str, tuple[int, ...]]:
+def with_heads(
+    ranks_without: int, **parameters: Array | float | None
+) -> dict[str, tuple[int, ...]]:
     """Those of the parameters that have one axis more than they need: the heads'."""
     return {
         name: jnp.shape(array)

@@ -20,7 +20,7 @@ class SineSeries:
 
     Attributes:
         limit: L, the largest abs(z) the errors speak for.
-        half_period: P, where every term has its crest or trough; (2r-1) pi / 2P are the frequencies.
+        half_period: P, where every term has a crest or trough; the frequencies are (2r-1) pi / 2P.
         coefficients: c_1 ... c_R.
         value_error: max abs(tanh(z) - series(z)).
         derivative_error: max abs(sech(z)^2 - series'(z)).
@@ -44,7 +44,7 @@ class SineSeries:
         return np.cos(np.multiply.outer(z, w)) @ (w * self.coefficients)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def fit(terms: int, limit: float) -> SineSeries:
     """Fit `terms` sines to tanh on [-limit, limit], nearly minimax in value and derivative.
 
@@ -76,7 +76,7 @@ def fit(terms: int, limit: float) -> SineSeries:
     return SineSeries(limit, half_period, coefficients, float(value), float(slope))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def terms_for(tolerance: float, limit: float) -> int:
     """The fewest terms whose series is within `tolerance` of tanh up to `limit`.
 
@@ -101,7 +101,7 @@ def terms_for(tolerance: float, limit: float) -> int:
     return high
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def series_table(terms: int, tolerance: float, limit: float) -> tuple[SineSeries, ...]:
     """Series of `terms` terms for a geometric grid of ranges, the last as wide as `terms` can do.
 
