@@ -17,7 +17,7 @@ import numpy as np
 
 import oracle
 import regard
-from regard.pool import blockwise
+from regard.pool import layout
 
 # ---------------------------------------------------------------------------------------------
 # Backends: how to call one, and how to make it loop at test sizes.
@@ -29,7 +29,7 @@ class Backend(NamedTuple):
 
 
 # Tiles far smaller than the test shapes, so that every loop runs several times with ragged ends.
-small_tiles = partial(blockwise.tiling, block_q=8, block_k=16, block_b=1)
+small_tiles = partial(layout.tiling, block_q=8, block_k=16, block_b=1)
 
 BACKENDS = {
     "reference": Backend("reference"),

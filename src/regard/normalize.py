@@ -60,15 +60,19 @@ class Normalizer:
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         raise NotImplementedError
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
-        """The weights of a tile, given the whole row's stats."""
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+        """The weights of a tile, given the stats of its whole rows.
+
+        `stats` and `keys` (the indices of the tile's keys) broadcast against the tile, whichever
+        of its axes are queries and keys.
+        """
         raise NotImplementedError
 
-    def slope(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
+    def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         """The derivative's factor; softmax's is its weights."""
-        return self.recall(stats, scores, allowed, first_key)
+        return self.recall(stats, scores, allowed, keys)
 
-    def balance(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
+    def balance(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         """For delta = "sweep": the tile whose product with d weights sums to delta."""
         raise NotImplementedError
 
@@ -88,26 +92,26 @@ class Softmax(Normalizer):
         return _normalized(jnp.exp(scores - top))
 
     def start(self, rows: Rows, dtype: jnp.dtype) -> Any:
-        return jnp.full(rows, -jnp.inf, dtype), jnp.zeros(rows, dtype)
+        # Finite, so that a row without keys needs no care: exp(-inf - lowest) is 0. A select
+        # per score instead costs a tenth of the whole pass on a CPU.
+        return jnp.full(rows, jnp.finfo(dtype).min, dtype), jnp.zeros(rows, dtype)
 
     def absorb(
         self, state: Any, known: Any, scores: Array, allowed: Array | None, first_key: Array
     ) -> tuple[Any, Array, Array | None]:
         top, total = state
         new_top = jnp.maximum(top, scores.max(-1))
-        shift = _finite(new_top)  # a row without keys so far: exp(-inf - 0) = 0
-        weights = jnp.exp(scores - shift[..., None])
-        rescale = jnp.exp(top - shift)
+        weights = jnp.exp(scores - new_top[..., None])
+        rescale = jnp.exp(top - new_top)
         return (new_top, total * rescale + weights.sum(-1)), weights, rescale
 
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
-        top, total = state
-        return _inverse(total), (_finite(top), total)
+        return _inverse(state[1]), state
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         # exp(a - top) / total, not exp(a - log-sum-exp): rounding the latter costs digits.
         top, total = stats
-        return jnp.exp(scores - top[..., None]) * _inverse(total)[..., None]
+        return jnp.exp(scores - top) * _inverse(total)
 
 
 @dataclass(frozen=True)
@@ -177,24 +181,25 @@ class Sparsemax(Normalizer):
     def absorb(
         self, state: Any, known: Any, scores: Array, allowed: Array | None, first_key: Array
     ) -> tuple[Any, Array, Array | None]:
-        weights = self._weights(known, scores)
+        top, tau = known
+        weights = self._weights((top[..., None], tau[..., None]), scores)
         return state + (weights > 0).sum(-1, dtype=state.dtype), weights, None
 
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         return None, (*known, state)
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return self._weights(stats[:2], scores)
 
-    def slope(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
+    def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return (self._weights(stats[:2], scores) > 0).astype(scores.dtype)
 
-    def balance(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
-        return self.slope(stats, scores, allowed, first_key) * _inverse(stats[2])[..., None]
+    def balance(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+        return self.slope(stats, scores, allowed, keys) * _inverse(stats[2])
 
     def _weights(self, known: Any, scores: Array) -> Array:
         top, tau = known
-        return jnp.maximum(scores - top[..., None] - tau[..., None], 0.0)  # -inf -> 0
+        return jnp.maximum(scores - top - tau, 0.0)  # -inf -> 0
 
 
 @dataclass(frozen=True)
@@ -233,11 +238,11 @@ class Kernel(Normalizer):
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         return _inverse(state), state
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
-        return self._values(scores, allowed) * _inverse(stats)[..., None]
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+        return self._values(scores, allowed) * _inverse(stats)
 
-    def slope(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
-        return self._slopes(scores, allowed) * _inverse(stats)[..., None]
+    def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+        return self._slopes(scores, allowed) * _inverse(stats)
 
     def _values(self, scores: Array, allowed: Array | None) -> Array:
         return self._masked(self.f, scores, allowed)
@@ -284,10 +289,10 @@ class Cone(Kernel):
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         return None, ()
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return self._values(scores, allowed)
 
-    def slope(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
+    def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return self._slopes(scores, allowed)
 
 
@@ -351,17 +356,17 @@ class Hard(Normalizer):
         top, best, total = state
         return None, (_finite(top), best, total)
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
-        return self._one_hot(stats[1] - first_key, scores)
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+        return (keys == stats[1]).astype(scores.dtype)
 
-    def slope(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
+    def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         if not self.straight_through:
             return jnp.zeros_like(scores)
         top, _, total = stats
-        return Softmax().recall((top, total), scores, allowed, first_key)
+        return Softmax().recall((top, total), scores, allowed, keys)
 
-    def balance(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
-        return self.slope(stats, scores, allowed, first_key)
+    def balance(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+        return self.slope(stats, scores, allowed, keys)
 
     @staticmethod
     def _one_hot(at: Array, scores: Array) -> Array:
@@ -399,10 +404,10 @@ class Uniform(Normalizer):
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         return _inverse(state), state
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
-        return self._ones(scores, allowed) * _inverse(stats)[..., None]
+    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+        return self._ones(scores, allowed) * _inverse(stats)
 
-    def slope(self, stats: Any, scores: Array, allowed: Array | None, first_key: Array) -> Array:
+    def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return jnp.zeros_like(scores)
 
     @staticmethod

@@ -17,15 +17,14 @@ from regard.front_door import prepare
 from regard.mask import Mask
 from regard.normalize import Normalizer, Softmax
 from regard.pool.blockwise import (
-    forced_tiling,
     guarded,
     join,
-    lay_out,
     pool_query_block,
     score_or_lift,
     sweeper,
     visit_bounds,
 )
+from regard.pool.layout import forced_tiling, lay_out
 from regard.pool.problem import Problem
 from regard.pool.tiles import TilePlan, Tiles
 from regard.score.additive import is_guarded
@@ -160,7 +159,7 @@ def _summarize(problem: Problem, sizes: Any, platform: str, guard: bool) -> Summ
         def look(carry: Any, scores: Array, allowed: Array | None, ik: Array) -> Any:
             total, entropy, best, at = carry
             first_key = ik * plan.tiling.block_k
-            alpha = plan.normalize.recall(stats, scores, allowed, first_key) * seen
+            alpha = plan.normalize.recall(stats, scores, allowed, tiles.key_indices(ik)) * seen
             axis = len(plan.lead)
             here = lax.dynamic_slice_in_dim(total, first_key, plan.tiling.block_k, axis)
             here = here + alpha.sum(-2)  # [Z, s]
@@ -180,8 +179,10 @@ def _summarize(problem: Problem, sizes: Any, platform: str, guard: bool) -> Summ
         return total, tuple(per_query)
 
     def finish(plan: TilePlan, totals: Array, per_query: Any) -> Summary:
-        entropy, best, at = (join(plan, a[..., None])[:, :, : axes.T, 0] for a in per_query)
-        return Summary(entropy, at, best, _heads_joined(totals, axes)[..., : axes.S])
+        entropy, best, at = (
+            join(plan, a[..., None]).reshape(axes.B, axes.N, -1)[..., : axes.T] for a in per_query
+        )
+        return Summary(entropy, at, best, _heads_joined(totals, axes, 1)[..., : axes.S])
 
     summary = _look(problem, sizes, platform, start, query_block, finish)
     return jax.tree.map(axes.callers_pairs, summary)
@@ -220,7 +221,7 @@ def _attention_map(
         top, down = average(iq, plan.tiling.block_q, height, axes.T, plan.wide)
 
         def look(image: Array, scores: Array, allowed: Array | None, ik: Array) -> Array:
-            alpha = plan.normalize.recall(stats, scores, allowed, ik * plan.tiling.block_k)
+            alpha = plan.normalize.recall(stats, scores, allowed, tiles.key_indices(ik))
             left, across = average(ik, plan.tiling.block_k, width, axes.S, plan.wide)
             patch = jnp.einsum("rq,...qs,cs->...rc", down, alpha, across)
             at = (*(jnp.int32(0) for _ in plan.lead), top, left)
@@ -230,7 +231,7 @@ def _attention_map(
         return sweep(look, image), ()
 
     def finish(plan: TilePlan, images: Array, per_query: Any) -> Array:
-        return _heads_joined(images, axes)
+        return _heads_joined(images, axes, 2)
 
     return axes.callers_pairs(_look(problem, sizes, platform, start, query_block, finish))
 
@@ -255,6 +256,7 @@ def _look(
 
             def one(carry: Any, iq: Array) -> Any:
                 _, stats = pool_query_block(tiles, bounds, iq)
+                stats = jax.tree.map(lambda a: a[..., None], stats)  # [Z, q, 1]
                 query = tiles.open_query(tiles.expansion, tiles.query_block(iq))
                 sweep = sweeper(tiles, bounds, iq, query)
                 return query_block(tiles, sweep, stats, iq, carry)
@@ -278,7 +280,7 @@ def _bins(length: int, bins: int) -> Array:
     return (at % length) * bins // length
 
 
-def _heads_joined(array: Array, axes: Axes) -> Array:
+def _heads_joined(array: Array, axes: Axes, keep: int) -> Array:
     """[groups, Z, ...] -> [B, N, ...]."""
     tail = array.shape[1:] if array.shape[0] == axes.B * axes.N else array.shape[2:]
     return array.reshape(axes.B, axes.N, *tail)

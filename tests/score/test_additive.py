@@ -11,7 +11,7 @@ import pytest
 import oracle
 import regard
 from problem import assert_close, rounded
-from regard.pool.blockwise import tiling
+from regard.pool.layout import tiling
 
 B, T, S, H, WIDTH, V = 2, 256, 256, 64, 32, 16
 LENS = np.array([S, 170], np.int32)

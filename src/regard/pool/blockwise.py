@@ -5,11 +5,8 @@ regimes); the backward pass makes every tile's scores again instead of storing t
 no query of the block may look at are never visited.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,34 +14,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from regard.mask import Allowed
+from regard.pool.layout import lay_out
 from regard.pool.problem import Problem
 from regard.pool.reference import dense_weights
-from regard.pool.tiles import (
-    Operands,
-    TilePlan,
-    Tiles,
-    Tiling,
-    make_operands,
-    pad_rows,
-    product_dtype,
-)
-from regard.score.contract import Lift, Score, accumulation_dtype, repeat_heads
-
-_forced: ContextVar[Tiling | None] = ContextVar("tiling", default=None)
-
-
-@contextlib.contextmanager
-def tiling(*, block_q: int, block_k: int, block_b: int = 1) -> Iterator[None]:
-    """Forces the tile sizes of calls traced inside; for tests and tuning."""
-    token = _forced.set(Tiling(block_b, block_q, block_k))
-    try:
-        yield
-    finally:
-        _forced.reset(token)
-
-
-def forced_tiling() -> Tiling | None:
-    return _forced.get()
+from regard.pool.tiles import Operands, TilePlan, Tiles, Tiling
+from regard.score.contract import Lift, Score, repeat_heads
 
 
 def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Array, Array]:
@@ -54,7 +28,8 @@ def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Ar
     def run(lift: Lift | None) -> Array:
         plan, operands, allowed = lay_out(problem, scored, lift, sizes, platform)
         out = _pool(plan, operands, allowed, problem.seed)
-        return out[:, :, : problem.axes.T]
+        axes = problem.axes
+        return out.reshape(axes.B, axes.N, *out.shape[2:])[:, :, : axes.T]
 
     return guarded(lift, run)
 
@@ -93,89 +68,6 @@ def guarded(lift: Lift | None, run: Callable[[Lift | None], Any]) -> tuple[Any, 
     if lift is None or lift.in_range is None:
         return run(lift), jnp.array(lift is not None)
     return lax.cond(lift.in_range, lambda: run(lift), lambda: run(None)), lift.in_range
-
-
-def lay_out(
-    problem: Problem,
-    scored: tuple[Score, Array, Array] | None,
-    lift: Lift | None,
-    sizes: Tiling | None,
-    platform: str,
-) -> tuple[TilePlan, Operands, Allowed]:
-    """Picks tile sizes and pads every array to whole blocks."""
-    operands = make_operands(problem, scored, lift)
-    value, axes = problem.value, problem.axes
-    if operands.key and operands.key[0].shape[1] != axes.K:  # one score per head: no sharing
-        value = None if value is None else jnp.repeat(value, axes.N // axes.K, axis=1)
-        operands, axes = replace(operands, value=value), replace(axes, K=axes.N)
-    compute = problem.query.dtype
-    wide = accumulation_dtype(compute, *([] if value is None else [value.dtype]))
-    width = 1 if scored is None or lift is not None else scored[0].tile_width(axes.query_width)
-    plan = TilePlan(
-        axes=axes,
-        tiling=_fit(sizes or default_tiling(problem, lift, width, platform), problem),
-        normalize=problem.normalize,
-        dropout_rate=problem.dropout_rate,
-        lifted=lift is not None,
-        wide=wide,
-        product=product_dtype(platform, compute, wide),
-        value_dtype=None if value is None else value.dtype,
-    )
-    rows, keys = plan.query_blocks * plan.tiling.block_q, plan.key_blocks * plan.tiling.block_k
-    operands = Operands(
-        operands.score,
-        operands.expansion,
-        jax.tree.map(lambda a: pad_rows(a, -2, rows), operands.query),
-        jax.tree.map(lambda a: pad_rows(a, -2, keys), operands.key),
-        None if value is None else pad_rows(value, 2, keys),
-        None if operands.bias is None else pad_rows(pad_rows(operands.bias, 2, rows), 3, keys),
-    )
-    return plan, operands, _pad_allowed(problem.allowed, plan, rows, keys)
-
-
-def default_tiling(problem: Problem, lift: Lift | None, width: int, platform: str) -> Tiling:
-    """Tile sizes that keep a tile in cache on a CPU, and a GPU busy."""
-    axes = problem.axes
-    if platform == "cpu":
-        wide_features = lift is not None and lift.expansion is not None
-        block_k = 512 if wide_features or width > 1 else 1024
-        budget = (1 << 21) // max(1, width // 4)  # numbers in a tile
-        block_k = min(axes.S, block_k, max(64, budget // axes.N // 64))
-        block_q = max(32, min(1024 if wide_features else 512, budget // (axes.N * block_k)))
-    else:
-        budget = (1 << 26) // width
-        block_k = min(axes.S, 512)
-        block_q = max(128, budget // (axes.B * axes.N * block_k))
-        return Tiling(axes.B, _even(axes.T, block_q), _even(axes.S, block_k))
-    block_q, block_k = _even(axes.T, block_q), _even(axes.S, block_k)
-    examples = max(1, budget // (axes.N * block_q * block_k))
-    block_b = max(b for b in range(1, axes.B + 1) if axes.B % b == 0 and b <= examples)
-    return Tiling(block_b, block_q, block_k)
-
-
-def _even(length: int, block: int) -> int:
-    """The smallest multiple of 8 that covers `length` in as few blocks as `block` does."""
-    blocks = -(-length // min(block, length))
-    return length if blocks == 1 else -(-length // blocks // 8) * 8
-
-
-def _fit(sizes: Tiling, problem: Problem) -> Tiling:
-    axes = problem.axes
-    block_b = sizes.block_b if axes.B % sizes.block_b == 0 else 1
-    return Tiling(block_b, min(sizes.block_q, axes.T), min(sizes.block_k, axes.S))
-
-
-def _pad_allowed(allowed: Allowed, plan: TilePlan, rows: int, keys: int) -> Allowed:
-    """Padded queries see nothing, padded keys are past every end."""
-    end = allowed.end
-    if end is None and keys > plan.axes.S:
-        end = jnp.full((1, 1, 1), plan.axes.S, jnp.int32)
-    return Allowed(
-        None if allowed.start is None else pad_rows(allowed.start, 2, rows, fill=plan.axes.S),
-        None if end is None else pad_rows(end, 2, rows),
-        tuple((pad_rows(q, 1, rows), pad_rows(k, 1, keys)) for q, k in allowed.segment_ids),
-        tuple(pad_rows(pad_rows(a, 2, rows), 3, keys) for a in allowed.arrays),
-    )
 
 
 def visit_bounds(plan: TilePlan, allowed: Allowed) -> tuple[Array, Array] | None:
@@ -386,9 +278,11 @@ def _delta(
     if normalize.delta == "output":
         return jnp.sum(d_out * out, -1)
 
+    spread = jax.tree.map(lambda a: a[..., None], stats)  # [Z, q, 1]
+
     def step(total: Array, scores: Array, allowed: Array | None, ik: Array) -> Array:
-        balance = normalize.balance(stats, scores, allowed, ik * plan.tiling.block_k)
-        d_weights = tiles.pool_back(balance, tiles.value_block(ik), d_out)[0]
+        balance = normalize.balance(spread, scores, allowed, tiles.key_indices(ik))
+        d_weights = tiles.d_weights(tiles.value_block(ik), d_out)
         keep = tiles.keep_block(iq, ik)
         d_weights = d_weights if keep is None else d_weights * keep
         return total + jnp.sum(balance * d_weights, -1)
@@ -406,24 +300,32 @@ def _sweep_back(
     delta: Array | None,
     carry: Any,
 ) -> Any:
-    """One query block's way back over its key blocks; adds into (d_opened query, sums)."""
-    plan, normalize = tiles.plan, tiles.plan.normalize
-    block_k = plan.tiling.block_k
+    """One query block's way back over its key blocks; adds into (d_opened query, sums).
+
+    Tiles are flipped here, [Z, s, r] with keys before queries: of the five matrix products of a
+    tile, the two that sum over queries then read their operands along rows, which is three times
+    as fast on a CPU.
+    """
+    normalize = tiles.plan.normalize
+    flipped = jax.tree.map(tiles.flip_rows, stats)
+    d_rows = tiles.out_operand(d_out)
+    base = None if delta is None else tiles.flip_rows(delta)
 
     def body(ik: Array, carry: Any) -> Any:
         d_query, ((d_score, d_bias), (d_key, d_value, d_expansion)) = carry
         key, pull_key = jax.vjp(tiles.open_key, tiles.expansion, tiles.key_block(ik))
-        scores = tiles.pair(tiles.score, query, key)
-        scores, allowed = tiles.finish_scores(scores, iq, ik)
-        weights = normalize.recall(stats, scores, allowed, ik * block_k)
-        keep = tiles.keep_block(iq, ik)
+        scores = tiles.pair_flipped(tiles.score, query, key)
+        scores, allowed = tiles.finish_flipped(scores, iq, ik)
+        keys = tiles.key_indices(ik, flipped=True)
+        weights = normalize.recall(flipped, scores, allowed, keys)
+        keep = tiles.keep_flipped(iq, ik)
         kept = weights if keep is None else weights * keep
-        d_weights, value_part = tiles.pool_back(kept, tiles.value_block(ik), d_out)
-        d_value = _add_block(d_value, value_part, 2, ik)
+        d_value = _add_block(d_value, tiles.d_value(kept, d_rows), 2, ik)
         if query and normalize.learns:
+            d_weights = tiles.d_weights_flipped(tiles.value_block(ik), d_rows)
             d_weights = d_weights if keep is None else d_weights * keep
-            slope = normalize.slope(stats, scores, allowed, ik * block_k)
-            d_scores = slope * (d_weights if delta is None else d_weights - delta[..., None])
+            slope = normalize.slope(flipped, scores, allowed, keys)
+            d_scores = slope * (d_weights if base is None else d_weights - base)
             score_part, query_part, key_opened = tiles.pair_back(tiles.score, query, key, d_scores)
             key_opened = jax.tree.map(lambda d, x: d.astype(x.dtype), key_opened, key)
             expansion_part, key_part = pull_key(key_opened)
@@ -434,7 +336,7 @@ def _sweep_back(
                 lambda total, part: _add_block(total, part, -2, ik), d_key, key_part
             )
             if d_bias is not None:
-                d_bias = _add_bias(tiles, d_bias, d_scores, iq, ik)
+                d_bias = _add_bias(tiles, d_bias, tiles.unflip(d_scores), iq, ik)
         return d_query, ((d_score, d_bias), (d_key, d_value, d_expansion))
 
     return lax.fori_loop(*visited(tiles, bounds, iq), body, carry)
@@ -453,8 +355,7 @@ def _add_block(total: Array, part: Array, axis: int, index: Array) -> Array:
 
 
 def _add_bias(tiles: Tiles, total: Array, d_scores: Array, iq: Array, ik: Array) -> Array:
-    """Adds a tile's d scores into d bias, summed over the axes the bias broadcasts."""
-    d_scores = d_scores.reshape(tiles.plan.tiling.block_b, tiles.plan.axes.N, *d_scores.shape[-2:])
+    """Adds d scores, [b, N, q, s], into d bias, summed over the axes the bias broadcasts."""
     for axis in range(4):
         if total.shape[axis] == 1:
             d_scores = d_scores.sum(axis, keepdims=True)

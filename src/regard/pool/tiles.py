@@ -58,6 +58,12 @@ class TilePlan:
         return (heads,) if heads > 1 else ()
 
     @property
+    def flipped_lead(self) -> tuple[int, ...]:
+        """The leading axis of a flipped tile: heads that share keys lie side by side in it."""
+        heads = self.tiling.block_b * self.axes.K
+        return (heads,) if heads > 1 else ()
+
+    @property
     def groups(self) -> int:
         return self.axes.B // self.tiling.block_b
 
@@ -161,26 +167,46 @@ class Tiles:
             scores = scores + self._tile(repeat_heads(key[1], query[0]).swapaxes(-1, -2))
         return scores if query[1] is None else scores + self._tile(query[1])
 
+    def pair_flipped(self, score: Score | None, query: Any, key: Any) -> Array:
+        """The same scores with keys before queries, [Z, s, r]."""
+        plan = self.plan
+        if not query or score is not None:
+            return self._flip(self._apart(self.pair(score, query, key)))
+        scores = self._product("bksf,bkrf->bksr", key[0], self._together(query[0]))
+        if key[1] is not None:
+            scores = scores + key[1]
+        if query[1] is not None:
+            scores = scores + self._together(query[1]).swapaxes(-1, -2)
+        return scores.reshape(*plan.flipped_lead, *scores.shape[-2:])
+
     def pair_back(
         self, score: Score | None, query: Any, key: Any, d_scores: Array
     ) -> tuple[Score | None, Any, Any]:
-        """Cotangents of score, opened query and opened key, in `wide`."""
+        """Flipped d scores -> cotangents of score, opened query and opened key, in `wide`."""
         if score is not None:
+            d_tile = self._tile(self.unflip(d_scores))
             if score.per_head():
                 _, pull = jax.vjp(self._definition, score, query[0], key[0])
-                parts = pull(d_scores)
+                parts = pull(d_tile)
             else:
-                parts = self._definition_back(score, query[0], key[0], d_scores)
+                parts = self._definition_back(score, query[0], key[0], d_tile)
             d_score, d_query, d_key = jax.tree.map(lambda a: a.astype(self.plan.wide), parts)
             return d_score, (d_query, None), (d_key, None)
-        rows = self._together(d_scores.astype(self.plan.product))  # [b, K, Gq, s]
-        d_query = self._apart(self._product("bkqs,bksf->bkqf", rows, key[0]))
-        d_key = self._product("bkqs,bkqf->bksf", rows, self._together(query[0]))
-        d_key_bias = None
-        if key[1] is not None:  # [b, K, s, 1]
-            d_key_bias = self._together(d_scores).sum(2)[..., None]
-        d_query_bias = None if query[1] is None else self._apart(d_scores.sum(-1, keepdims=True))
-        return None, (d_query, d_query_bias), (d_key, d_key_bias)
+        d_pairs = d_scores.reshape(self.plan.tiling.block_b, self.plan.axes.K, *d_scores.shape[-2:])
+        rows = d_pairs.astype(self.plan.product)  # [b, K, s, r]
+        d_key = self._product("bksr,bkrf->bksf", rows, self._together(query[0]))
+        if self.expansion is None and self.plan.product == self.plan.wide:
+            # Narrow rows on a CPU: a product that sums over the first axis of a tile crawls, unless
+            # its small operand is turned by hand; the barrier keeps the compiler from undoing it.
+            turned = jax.lax.optimization_barrier(key[0].swapaxes(-1, -2))
+            d_rows = self._product("bkfs,bksr->bkfr", turned, rows).swapaxes(-1, -2)
+        else:
+            d_rows = self._product("bksr,bksf->bkrf", rows, key[0])
+        d_key_bias = None if key[1] is None else d_pairs.sum(-1, keepdims=True)
+        d_query_bias = None
+        if query[1] is not None:
+            d_query_bias = self._apart(d_pairs.sum(-2)[..., None])
+        return None, (self._apart(d_rows), d_query_bias), (d_key, d_key_bias)
 
     def _definition(self, score: Score, query: Array, key: Array) -> Array:
         key = repeat_heads(key, query)
@@ -235,6 +261,18 @@ class Tiles:
             allowed = allowed & part
         return allowed
 
+    def finish_flipped(self, scores: Array, iq: Array, ik: Array) -> tuple[Array, Array | None]:
+        """`finish_scores` for a flipped tile."""
+        tiling = self.plan.tiling
+        if self.bias is not None:
+            bias = _block(_block(self.bias, 2, iq, tiling.block_q), 3, ik, tiling.block_k)
+            scores = scores + self._flip(bias.astype(scores.dtype))
+        allowed = self.allowed_block(iq, ik)
+        if allowed is None:
+            return scores, None
+        allowed = self._flip(allowed)
+        return jnp.where(allowed, scores, -jnp.inf), allowed
+
     def keep_block(self, iq: Array, ik: Array) -> Array | None:
         """Dropout's factors for a tile, [Z, q, s]; None without dropout."""
         if self.seed is None:
@@ -245,9 +283,21 @@ class Tiles:
         query = iq * tiling.block_q + jnp.arange(tiling.block_q, dtype=jnp.int32)
         key = ik * tiling.block_k + jnp.arange(tiling.block_k, dtype=jnp.int32)
         row = (example[:, None] * axes.N + head[None, :])[..., None] * axes.T + query[None, None]
-        rows = row.reshape(*self.plan.lead, tiling.block_q, 1)
+        rows = row.reshape(*self.plan.lead, tiling.block_q, 1)  # [b, N, q] -> [Z, q, 1]
         keys = key.reshape((1,) * (rows.ndim - 1) + key.shape)
         return keep_scale(self.seed, rows, keys, self.plan.dropout_rate, self.plan.wide)
+
+    def keep_flipped(self, iq: Array, ik: Array) -> Array | None:
+        keep = self.keep_block(iq, ik)
+        return None if keep is None else self._flip(self._apart(keep))
+
+    def key_indices(self, ik: Array, flipped: bool = False) -> Array:
+        """Which keys a block holds: [1, 1, s] against a tile, [1, s, 1] against a flipped one."""
+        size = self.plan.tiling.block_k
+        keys = ik * size + jnp.arange(size, dtype=jnp.int32)
+        if flipped:
+            return keys.reshape(*(1 for _ in self.plan.flipped_lead), -1, 1)
+        return keys.reshape(*(1 for _ in self.plan.lead), 1, -1)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -259,12 +309,25 @@ class Tiles:
         rows = self._together(self._value_operand(weights))
         return self._tile(self._product("bkqs,bksv->bkqv", rows, value))
 
-    def pool_back(self, weights: Array, value: Array, d_out: Array) -> tuple[Array, Array]:
-        """d weights, [Z, q, s], and d value, [b, K, s, V]."""
-        d_rows = self._together(self._value_operand(d_out))
-        d_weights = self._tile(self._product("bkqv,bksv->bkqs", d_rows, value))
-        rows = self._together(self._value_operand(weights))
-        return d_weights, self._product("bkqs,bkqv->bksv", rows, d_rows)
+    def out_operand(self, d_out: Array) -> Array:
+        """d out, [Z, q, V] -> [b, K, r, V], as matrix products take it."""
+        return self._together(self._value_operand(d_out))
+
+    def d_weights(self, value: Array, d_out: Array) -> Array:
+        """[Z, q, s]."""
+        return self._tile(self._product("bkrv,bksv->bkrs", self.out_operand(d_out), value))
+
+    def d_weights_flipped(self, value: Array, d_rows: Array) -> Array:
+        """[Z, s, r]."""
+        pairs = self._product("bksv,bkrv->bksr", value, d_rows)
+        return pairs.reshape(*self.plan.flipped_lead, *pairs.shape[-2:])
+
+    def d_value(self, weights: Array, d_rows: Array) -> Array:
+        """Flipped weights, [Z, s, r], and [b, K, r, V] -> [b, K, s, V]."""
+        plan = self.plan
+        weights = self._value_operand(weights)
+        weights = weights.reshape(plan.tiling.block_b, plan.axes.K, *weights.shape[-2:])
+        return self._product("bksr,bkrv->bksv", weights, d_rows)
 
     def _value_operand(self, array: Array) -> Array:
         """In the product's dtype, unless weights may be too large for 16 bits."""
@@ -294,6 +357,25 @@ class Tiles:
         """[b, N, q, x] or [b, K, Gq, x] -> [Z, q, x]."""
         lead = self.plan.lead
         return rows.reshape(*lead, rows.size // (math.prod(lead) * rows.shape[-1]), rows.shape[-1])
+
+    def _flip(self, pairs: Array) -> Array:
+        """[b|1, N|1, q|1, s|1] -> flipped, [Z, s, r]: r counts the queries of a group of heads."""
+        plan, tiling = self.plan, self.plan.tiling
+        shape = (tiling.block_b, plan.axes.K, -1, tiling.block_q, tiling.block_k)
+        whole = (tiling.block_b, plan.axes.N, tiling.block_q, tiling.block_k)
+        turned = jnp.broadcast_to(pairs, whole).reshape(shape).transpose(0, 1, 4, 2, 3)
+        return turned.reshape(*plan.flipped_lead, tiling.block_k, -1)
+
+    def unflip(self, pairs: Array) -> Array:
+        """[Z, s, r] -> [b, N, q, s]."""
+        plan, tiling = self.plan, self.plan.tiling
+        pairs = pairs.reshape(tiling.block_b, plan.axes.K, tiling.block_k, -1, tiling.block_q)
+        whole = (tiling.block_b, plan.axes.N, tiling.block_q, tiling.block_k)
+        return pairs.transpose(0, 1, 3, 4, 2).reshape(whole)
+
+    def flip_rows(self, rows: Array) -> Array:
+        """Numbers per query, [Z, q] -> [Z, 1, r]."""
+        return rows.reshape(*self.plan.flipped_lead, 1, -1)
 
     def _spread(self, pairs: Array) -> Array:
         """[b|1, N|1, q|1, s|1] -> [Z, q, s]."""

@@ -1,0 +1,166 @@
+"""How a problem is cut into tiles: their sizes, and every array padded to whole blocks."""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from regard.mask import Allowed
+from regard.pool.problem import Problem
+from regard.pool.tiles import Operands, TilePlan, Tiling, make_operands, pad_rows, product_dtype
+from regard.score.contract import Lift, Score, accumulation_dtype
+from regard.shapes import Axes
+
+_forced: ContextVar[Tiling | None] = ContextVar("tiling", default=None)
+
+
+@contextlib.contextmanager
+def tiling(*, block_q: int, block_k: int, block_b: int = 1) -> Iterator[None]:
+    """Forces the tile sizes of calls traced inside; for tests and tuning."""
+    token = _forced.set(Tiling(block_b, block_q, block_k))
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def forced_tiling() -> Tiling | None:
+    return _forced.get()
+
+
+def lay_out(
+    problem: Problem,
+    scored: tuple[Score, Array, Array] | None,
+    lift: Lift | None,
+    sizes: Tiling | None,
+    platform: str,
+) -> tuple[TilePlan, Operands, Allowed]:
+    """Picks tile sizes and pads every array to whole blocks."""
+    operands = make_operands(problem, scored, lift)
+    value, axes, allowed = problem.value, problem.axes, problem.allowed
+    if operands.key and operands.key[0].shape[1] != axes.K:  # one score per head: no sharing
+        value = None if value is None else jnp.repeat(value, axes.N // axes.K, axis=1)
+        operands, axes = replace(operands, value=value), replace(axes, K=axes.N)
+    if axes.K > 1 and _heads_are_alike(axes, operands, allowed):
+        axes, operands, allowed = _heads_as_examples(axes, operands, allowed)
+    value = operands.value
+    compute = problem.query.dtype
+    wide = accumulation_dtype(compute, *([] if value is None else [value.dtype]))
+    width = 1 if scored is None or lift is not None else scored[0].tile_width(axes.query_width)
+    plan = TilePlan(
+        axes=axes,
+        tiling=_fit(sizes or default_tiling(axes, lift, width, platform), axes),
+        normalize=problem.normalize,
+        dropout_rate=problem.dropout_rate,
+        lifted=lift is not None,
+        wide=wide,
+        product=product_dtype(platform, compute, wide),
+        value_dtype=None if value is None else value.dtype,
+    )
+    rows, keys = plan.query_blocks * plan.tiling.block_q, plan.key_blocks * plan.tiling.block_k
+    operands = Operands(
+        operands.score,
+        operands.expansion,
+        jax.tree.map(lambda a: pad_rows(a, -2, rows), operands.query),
+        jax.tree.map(lambda a: pad_rows(a, -2, keys), operands.key),
+        None if value is None else pad_rows(value, 2, keys),
+        None if operands.bias is None else pad_rows(pad_rows(operands.bias, 2, rows), 3, keys),
+    )
+    return plan, operands, _pad_allowed(allowed, plan, rows, keys)
+
+
+def default_tiling(axes: Axes, lift: Lift | None, width: int, platform: str) -> Tiling:
+    """Tile sizes that keep a tile in cache on a CPU, and a GPU busy.
+
+    `width` is the number of floats the definition holds per pair, 1 for a lift.
+    """
+    if platform != "cpu":
+        block_k = _even(axes.S, 512)
+        block_q = max(128, (1 << 26) // (width * axes.B * axes.N * block_k))
+        return Tiling(axes.B, _even(axes.T, block_q), block_k)
+    # Numbers in a tile. A definition's tile passes through the cache once per number of width.
+    budget = (1 << 21) // max(1, width // 4)
+    wide_features = lift is not None and lift.expansion is not None
+    block_k = _even(axes.S, max(64, min(512 if wide_features or width > 1 else 1024, budget // 64)))
+    limit = 1024 if wide_features else 512  # key features are made again for each query block
+    block_q = _even(axes.T, max(32, min(limit, budget // (axes.N * block_k))))
+    examples = max(1, budget // (axes.N * block_q * block_k))
+    block_b = max(b for b in range(1, axes.B + 1) if axes.B % b == 0 and b <= examples)
+    return Tiling(block_b, block_q, block_k)
+
+
+def _even(length: int, block: int) -> int:
+    """The smallest multiple of 8 that covers `length` in as few blocks as `block` does."""
+    blocks = -(-length // min(block, length))
+    return length if blocks == 1 else -(-length // blocks // 8) * 8
+
+
+def _fit(sizes: Tiling, axes: Axes) -> Tiling:
+    block_b = sizes.block_b if axes.B % sizes.block_b == 0 else 1
+    return Tiling(block_b, min(sizes.block_q, axes.T), min(sizes.block_k, axes.S))
+
+
+def _pad_allowed(allowed: Allowed, plan: TilePlan, rows: int, keys: int) -> Allowed:
+    """Padded queries see nothing, padded keys are past every end."""
+    end = allowed.end
+    if end is None and keys > plan.axes.S:
+        end = jnp.full((1, 1, 1), plan.axes.S, jnp.int32)
+    return Allowed(
+        None if allowed.start is None else pad_rows(allowed.start, 2, rows, fill=plan.axes.S),
+        None if end is None else pad_rows(end, 2, rows),
+        tuple((pad_rows(q, 1, rows), pad_rows(k, 1, keys)) for q, k in allowed.segment_ids),
+        tuple(pad_rows(pad_rows(a, 2, rows), 3, keys) for a in allowed.arrays),
+    )
+
+
+def _heads_are_alike(axes: Axes, operands: Operands, allowed: Allowed) -> bool:
+    """Whether heads can be told apart by their rows alone, without copying a mask or bias."""
+    if operands.score is not None and operands.score.per_head():
+        return False
+    pairs = [*allowed.arrays] + ([] if operands.bias is None else [operands.bias])
+    return all(array.shape[:2] in ((1, 1), (axes.B, axes.N)) for array in pairs)
+
+
+def _heads_as_examples(
+    axes: Axes, operands: Operands, allowed: Allowed
+) -> tuple[Axes, Operands, Allowed]:
+    """Each key head, with the query heads that share it, becomes an example of its own.
+
+    A tile may then take any number of heads, whatever fits the cache best.
+    """
+    examples, group = axes.B * axes.K, axes.N // axes.K
+
+    def split(array: Array) -> Array:
+        """[B, K, ...] -> [BK, 1, ...] and [B, N, ...] -> [BK, G, ...]; [1, 1, ...] stays."""
+        if array.shape[:2] == (1, 1):
+            return array
+        heads = 1 if array.shape[1] == axes.K and group > 1 else array.shape[1] // axes.K
+        return array.reshape(examples, heads, *array.shape[2:])
+
+    def split_bound(bound: Array) -> Array:
+        if bound.shape[:2] == (1, 1):
+            return bound
+        return split(jnp.broadcast_to(bound, (axes.B, axes.N, bound.shape[2])))
+
+    def split_ids(ids: Array) -> Array:
+        return ids if ids.shape[0] == 1 else jnp.repeat(ids, axes.K, axis=0)
+
+    operands = replace(
+        operands,
+        expansion=jax.tree.map(split, operands.expansion),
+        query=jax.tree.map(split, operands.query),
+        key=jax.tree.map(split, operands.key),
+        value=jax.tree.map(split, operands.value),
+        bias=jax.tree.map(split, operands.bias),
+    )
+    allowed = Allowed(
+        jax.tree.map(split_bound, allowed.start),
+        jax.tree.map(split_bound, allowed.end),
+        jax.tree.map(split_ids, allowed.segment_ids),
+        jax.tree.map(split, allowed.arrays),
+    )
+    return replace(axes, B=examples, N=group, K=1), operands, allowed
