@@ -17,21 +17,21 @@ from regard.mask import Allowed
 from regard.pool.layout import lay_out
 from regard.pool.problem import Problem
 from regard.pool.reference import dense_weights
-from regard.pool.tiles import Operands, TilePlan, Tiles, Tiling
+from regard.pool.tiles import Operands, TilePlan, Tiles, Tiling, pad_rows
 from regard.score.contract import Lift, Score, repeat_heads
+from regard.shapes import Axes
 
 
 def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Array, Array]:
     """The output, [B, N, T, V], in the value's dtype, and whether the lift ran (bool scalar)."""
     scored, lift = score_or_lift(problem)
-
-    def run(lift: Lift | None) -> Array:
-        plan, operands, allowed = lay_out(problem, scored, lift, sizes, platform)
-        out = _pool(plan, operands, allowed, problem.seed)
-        axes = problem.axes
-        return out.reshape(axes.B, axes.N, *out.shape[2:])[:, :, : axes.T]
-
-    return guarded(lift, run)
+    in_range = None if lift is None else lift.in_range
+    ways = [lift] if in_range is None else [lift, None]
+    plans, operands, allowed = zip(
+        *(lay_out(problem, scored, way, sizes, platform) for way in ways), strict=True
+    )
+    out = _pool((problem.axes, plans), operands, allowed, problem.seed, in_range)
+    return out, jnp.array(lift is not None) if in_range is None else in_range
 
 
 def blockwise_weights(problem: Problem) -> Array:
@@ -64,7 +64,11 @@ def score_or_lift(problem: Problem) -> tuple[tuple[Score, Array, Array] | None, 
 
 
 def guarded(lift: Lift | None, run: Callable[[Lift | None], Any]) -> tuple[Any, Array]:
-    """run(lift), or run(None) where the data is out of the lift's range; and which it was."""
+    """run(lift), or run(None) where the data is out of the lift's range; and which it was.
+
+    For looking. Pooling has loops of no rounds instead of this branch, because XLA's CPU backend
+    runs what is inside a branch on one core.
+    """
     if lift is None or lift.in_range is None:
         return run(lift), jnp.array(lift is not None)
     return lax.cond(lift.in_range, lambda: run(lift), lambda: run(None)), lift.in_range
@@ -141,22 +145,87 @@ def sweeper(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _pool(plan: TilePlan, operands: Operands, allowed: Allowed, seed: Array | None) -> Array:
-    return _forward(plan, operands, allowed, seed)[0].astype(plan.value_dtype)
+def _pool(
+    static: tuple[Axes, tuple[TilePlan, ...]],
+    operands: tuple[Operands, ...],
+    allowed: tuple[Allowed, ...],
+    seed: Array | None,
+    in_range: Array | None,
+) -> Array:
+    """Pools by the first way; with two, by the second where `in_range` is False."""
+    out = _pool_forward(static, operands, allowed, seed, in_range)[0]
+    return out
+
+
+def _pool_forward(
+    static: tuple[Axes, tuple[TilePlan, ...]],
+    operands: tuple[Operands, ...],
+    allowed: tuple[Allowed, ...],
+    seed: Array | None,
+    in_range: Array | None,
+) -> tuple[Array, Any]:
+    axes, plans = static
+    taken: Any = None
+    for way, active in enumerate(_active(plans, in_range)):
+        results = _forward(plans[way], operands[way], allowed[way], seed, active)
+        results = jax.tree.map(
+            lambda a: a.reshape(axes.B, axes.N, *a.shape[2:])[:, :, : axes.T], results
+        )
+        if taken is None:
+            taken = results
+        else:
+            taken = jax.tree.map(functools.partial(jnp.where, active), results, taken)
+    out, stats = taken
+    residuals = (operands, allowed, seed, in_range, out, stats)
+    return out.astype(plans[0].value_dtype), residuals
+
+
+def _active(plans: tuple[TilePlan, ...], in_range: Array | None) -> list[Array | None]:
+    """Which of the ways is taken, as bools of the run; None: always."""
+    return [None] if in_range is None else [in_range, ~in_range]
+
+
+def _rounds(plan: TilePlan, active: Array | None) -> Array | int:
+    return plan.groups if active is None else jnp.where(active, plan.groups, 0)
 
 
 def _forward(
-    plan: TilePlan, operands: Operands, allowed: Allowed, seed: Array | None
+    plan: TilePlan,
+    operands: Operands,
+    allowed: Allowed,
+    seed: Array | None,
+    active: Array | None,
 ) -> tuple[Array, Any]:
-    """Output [B, N, rows, V] and the per-query stats, leaves [B, N, rows]."""
+    """Output [B, N, rows, V] and the per-query stats, leaves [B, N, rows]; zeros if not active."""
     bounds = visit_bounds(plan, allowed)
 
     def group(index: Array) -> tuple[Array, Any]:
         tiles = Tiles(plan, operands, allowed, seed, index)
         return lax.map(lambda iq: pool_query_block(tiles, bounds, iq), _indices(plan.query_blocks))
 
-    out, stats = lax.map(group, _indices(plan.groups))
+    out, stats = _map_rounds(group, plan.groups, _rounds(plan, active))
     return join(plan, out), jax.tree.map(lambda leaf: join(plan, leaf[..., None])[..., 0], stats)
+
+
+def _map_rounds(f: Callable[[Array], Any], size: int, rounds: Array | int) -> Any:
+    """f(0), f(1), ..., stacked; zeros for what comes after `rounds`."""
+    if isinstance(rounds, int):
+        return lax.map(f, _indices(size))
+    results = jax.tree.map(
+        lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype),
+        jax.eval_shape(f, jax.ShapeDtypeStruct((), jnp.int32)),
+    )
+
+    def body(index: Array, results: Any) -> Any:
+        return _store(results, f(index), index)
+
+    return lax.fori_loop(0, rounds, body, results)
+
+
+def _store(stacks: Any, leaves: Any, index: Array) -> Any:
+    return jax.tree.map(
+        lambda stack, leaf: lax.dynamic_update_index_in_dim(stack, leaf, index, 0), stacks, leaves
+    )
 
 
 def pool_query_block(
@@ -199,41 +268,78 @@ def _indices(count: int) -> Array:
     return jnp.arange(count, dtype=jnp.int32)
 
 
-def _pool_forward(
-    plan: TilePlan, operands: Operands, allowed: Allowed, seed: Array | None
-) -> tuple[Array, Any]:
-    out, stats = _forward(plan, operands, allowed, seed)
-    return out.astype(plan.value_dtype), (operands, allowed, seed, out, stats)
+def _pool_backward(
+    static: tuple[Axes, tuple[TilePlan, ...]], residuals: Any, d_out: Array
+) -> tuple[tuple[Operands, ...], None, None, None]:
+    operands, allowed, seed, in_range, out, stats = residuals
+    _, plans = static
+    cotangents = tuple(
+        _backward(plans[way], operands[way], allowed[way], seed, active, (d_out, out, stats))
+        for way, active in enumerate(_active(plans, in_range))
+    )
+    return cotangents, None, None, None
 
 
-def _pool_backward(plan: TilePlan, residuals: Any, d_out: Array) -> tuple[Operands, None, None]:
-    operands, allowed, seed, out, stats = residuals
+_pool.defvjp(_pool_forward, _pool_backward)
+
+
+def _backward(
+    plan: TilePlan,
+    operands: Operands,
+    allowed: Allowed,
+    seed: Array | None,
+    active: Array | None,
+    rows: tuple[Array, Array, Any],
+) -> Operands:
+    """Cotangents of the operands; zeros if not active."""
     bounds = visit_bounds(plan, allowed)
+    d_out, out, stats = rows
 
-    def group(carry: Any, index: Array) -> tuple[Any, Any]:
+    def lay(array: Array) -> Array:
+        """[B, N, T, ...] -> [groups, Z, rows, ...]."""
+        array = pad_rows(array, 2, plan.query_blocks * plan.tiling.block_q)
+        return array.reshape(plan.groups, *plan.lead, *array.shape[2:])
+
+    laid = jax.tree.map(lay, (d_out.astype(plan.wide), out, stats))
+
+    def group(index: Array, carry: Any) -> Any:
+        shared, stacks = carry
         tiles = Tiles(plan, operands, allowed, seed, index)
-        size = plan.tiling.block_b
-        rows = jax.tree.map(
-            lambda a: lax.dynamic_slice_in_dim(a, index * size, size).reshape(
-                *plan.lead, *a.shape[2:]
-            ),
-            (d_out.astype(plan.wide), out, stats),
-        )
-        return _group_backward(tiles, bounds, carry, rows)
+        rows = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, 0, keepdims=False), laid)
+        shared, parts = _group_backward(tiles, bounds, shared, rows)
+        return shared, _store(stacks, parts, index)
 
     shared = _zeros(plan, (operands.score, operands.bias))
-    (d_score, d_bias), (d_query, d_key, d_value, d_expansion) = lax.scan(
-        group, shared, _indices(plan.groups)
+    stacks = _zero_stacks(plan, operands)
+    (d_score, d_bias), (d_query, d_key, d_value, d_expansion) = lax.fori_loop(
+        0, _rounds(plan, active), group, (shared, stacks)
     )
     d_query = jax.tree.map(lambda a: join(plan, a), d_query)
     d_key, d_value, d_expansion = jax.tree.map(  # [groups, b, ...] -> [B, ...]
         lambda a: a.reshape(-1, *a.shape[2:]), (d_key, d_value, d_expansion)
     )
     cotangents = Operands(d_score, d_expansion, d_query, d_key, d_value, d_bias)
-    return jax.tree.map(lambda d, x: d.astype(x.dtype), cotangents, operands), None, None
+    return jax.tree.map(lambda d, x: d.astype(x.dtype), cotangents, operands)
 
 
-_pool.defvjp(_pool_forward, _pool_backward)
+def _zero_stacks(plan: TilePlan, operands: Operands) -> Any:
+    """Room for one group's d query, d key, d value, d expansion after the other."""
+
+    def per_group(leaf: Array) -> Array:
+        shape = (plan.groups, leaf.shape[0] // plan.groups, *leaf.shape[1:])
+        return jnp.zeros(shape, plan.wide)
+
+    def per_query_block(leaf: Array) -> Array:
+        b, _, _, width = leaf.shape
+        shape = (b // plan.groups, plan.axes.N, plan.tiling.block_q, width)
+        return jnp.zeros((plan.groups, plan.query_blocks, *shape), plan.wide)
+
+    return (
+        jax.tree.map(per_query_block, operands.query),
+        jax.tree.map(per_group, operands.key),
+        jax.tree.map(per_group, operands.value),
+        jax.tree.map(per_group, operands.expansion),
+    )
 
 
 def _group_backward(

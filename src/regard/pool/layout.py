@@ -83,7 +83,7 @@ def default_tiling(axes: Axes, lift: Lift | None, width: int, platform: str) -> 
         block_q = max(128, (1 << 26) // (width * axes.B * axes.N * block_k))
         return Tiling(axes.B, _even(axes.T, block_q), block_k)
     # Numbers in a tile. A definition's tile passes through the cache once per number of width.
-    budget = (1 << 21) // max(1, width // 4)
+    budget = (1 << 19) if width == 1 else (1 << 22) // width
     wide_features = lift is not None and lift.expansion is not None
     block_k = _even(axes.S, max(64, min(512 if wide_features or width > 1 else 1024, budget // 64)))
     limit = 1024 if wide_features else 512  # key features are made again for each query block

@@ -21,6 +21,7 @@ from regard.score.contract import (
     Lift,
     Score,
     accumulation_dtype,
+    matmul_precision,
     project,
     repeat_heads,
     with_heads,
@@ -29,6 +30,10 @@ from regard.score.sine_series import series_table, terms_for
 
 # One rounding of the number itself, in the types whose rounding is coarser than 1e-6.
 DEFAULT_TOLERANCE = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 1e-6}
+
+# A tanh of at most so many numbers is made whole, and meets w in a matrix product; a larger one
+# is summed while it is made, and never stored.
+_CACHED = 1 << 23
 
 _guarded: ContextVar[bool] = ContextVar("guarded", default=True)
 
@@ -84,29 +89,18 @@ class Additive(Score):
 
     def scores(self, query: Array, key: Array) -> Array:
         projected, x, y = self.projected(query, key)
-        z = x[..., :, None, :] + y[..., None, :, :]  # [..., T, S, h], summed while it is made
-        return jnp.sum(jnp.tanh(z) * _align(projected.vector, x.ndim)[..., None, :], axis=-1)
+        tanh = jnp.tanh(x[..., :, None, :] + y[..., None, :, :])  # [..., T, S, h]
+        vector = _align(projected.vector, x.ndim)[..., None]  # [..., N, 1, h, 1]
+        if tanh.size <= _CACHED and projected.vector.ndim == 1:
+            return jnp.matmul(tanh, projected.vector, precision=matmul_precision(tanh.dtype))
+        return jnp.sum(tanh * vector.swapaxes(-1, -2), axis=-1)  # summed while it is made
 
     def scores_back(self, query: Array, key: Array, d_scores: Array) -> tuple[Score, Array, Array]:
-        """Three sums over the same tanh, each along its last axis: no [T, S, h] is kept.
-
-        Left to autodiff the sums over queries and keys run along middle axes of a stored
-        [T, S, h] array, five times slower on a CPU than making tanh again.
-        """
         if self.query_kernel is not None or self.key_kernel is not None or self.vector.ndim > 1:
             return super().scores_back(query, key, d_scores)
-        x, y = query.swapaxes(-1, -2)[..., None], key.swapaxes(-1, -2)[..., None]  # [..., h, T, 1]
-        across = x + y.swapaxes(-1, -2)  # [..., h, T, S]
-        down = x.swapaxes(-1, -2) + y  # [..., h, S, T]
-        ds, ds_back = d_scores[..., None, :, :], d_scores.swapaxes(-1, -2)[..., None, :, :]
-        w = self.vector[:, None]
-        w = w.reshape((1,) * (query.ndim - 2) + w.shape)  # [..., h, 1]
-        d_x = w * jnp.sum(ds * (1 - jnp.square(jnp.tanh(across))), -1)  # [..., h, T]
-        d_y = w * jnp.sum(ds_back * (1 - jnp.square(jnp.tanh(down))), -1)  # [..., h, S]
-        d_w = jnp.sum(ds * jnp.tanh(across), -1)  # [..., h, T]
-        d_w = d_w.sum((*range(d_w.ndim - 2), -1))
-        d_score = Additive(None, None, d_w.astype(self.vector.dtype), self.tolerance)
-        return d_score, d_x.swapaxes(-1, -2), d_y.swapaxes(-1, -2)
+        return jax.lax.platform_dependent(
+            self, query, key, d_scores, cpu=_back_by_rows, default=Score.scores_back
+        )
 
     def projected(self, query: Array, key: Array) -> "tuple[Additive, Array, Array]":
         """x = W_q q, [..., T, h], and y = W_k k, [..., S, h], in float32 or wider."""
@@ -199,6 +193,31 @@ class Additive(Score):
             f"{tolerance:.3g} while abs(x+y) <= {table.limits[-1]:.2f}; past that, decided on the "
             "data at run time, the definition (return_lifted=True tells)"
         )
+
+
+def _back_by_rows(
+    score: Additive, x: Array, y: Array, d_scores: Array
+) -> tuple[Additive, Array, Array]:
+    """One query at a time: its [S, h] tanh stays in cache and serves all three sums.
+
+    Left to autodiff, a CPU sums along the middle axes of a stored [T, S, h] array, seven times
+    slower.
+    """
+
+    def row(d_y: Array, inputs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        x, ds = inputs  # [..., h], [..., S]
+        tanh = jnp.tanh(x[..., None, :] + y)  # [..., S, h]
+        slope = 1.0 - tanh * tanh
+        precision = matmul_precision(y.dtype)
+        d_x = jnp.einsum("...s,...sh->...h", ds, slope, precision=precision)
+        d_w = jnp.einsum("...s,...sh->...h", ds, tanh, precision=precision)
+        return d_y + ds[..., None] * slope, (d_x, d_w)
+
+    rows = jnp.moveaxis(x, -2, 0), jnp.moveaxis(d_scores, -2, 0)
+    d_y, (d_x, d_w) = jax.lax.scan(row, jnp.zeros_like(y), rows)
+    w = score.vector.reshape((1,) * (y.ndim - 1) + score.vector.shape)
+    d_score = Additive(None, None, d_w.sum(range(d_w.ndim - 1)), score.tolerance)
+    return d_score, jnp.moveaxis(d_x, 0, -2) * w, d_y * w
 
 
 def worth_lifting(query_len: int, key_len: int) -> bool:
