@@ -21,7 +21,7 @@ from regard.pool.layout import forced_tiling
 from regard.pool.problem import Problem
 from regard.pool.reference import dense_weights, reference, reference_scores
 from regard.pool.tiles import Tiling
-from regard.score.additive import is_guarded
+from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Score, accumulation_dtype
 from regard.score.dot import Dot
 from regard.shapes import check_scores
@@ -228,11 +228,11 @@ class _Settings:
     implementation: str
     tiling: Tiling | None
     platform: str
-    guarded: bool
+    policy: LiftPolicy
 
     @classmethod
     def of(cls, choice: Choice) -> "_Settings":
-        return cls(choice.name, forced_tiling(), jax.default_backend(), is_guarded())
+        return cls(choice.name, forced_tiling(), jax.default_backend(), lift_policy())
 
 
 @functools.partial(jax.jit, static_argnums=1)

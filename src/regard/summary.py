@@ -17,18 +17,19 @@ from regard.front_door import prepare
 from regard.mask import Mask
 from regard.normalize import Normalizer, Softmax
 from regard.pool.blockwise import (
-    guarded,
+    Way,
+    find_ways,
     join,
     pool_query_block,
-    score_or_lift,
     sweeper,
+    take_way,
     visit_bounds,
 )
 from regard.pool.layout import forced_tiling, lay_out
 from regard.pool.problem import Problem
 from regard.pool.tiles import TilePlan, Tiles
-from regard.score.additive import is_guarded
-from regard.score.contract import Lift, Score
+from regard.score.additive import LiftPolicy, lift_policy
+from regard.score.contract import Score
 from regard.score.dot import Dot
 from regard.shapes import Axes
 
@@ -90,7 +91,7 @@ def summarize(
         bias=bias,
         normalize=normalize,
     )
-    return _summarize(problem, forced_tiling(), jax.default_backend(), is_guarded())
+    return _summarize(problem, forced_tiling(), jax.default_backend(), lift_policy())
 
 
 def attention_map(
@@ -135,11 +136,11 @@ def attention_map(
     )
     axes = problem.axes
     picture = (min(rows, axes.T), min(columns, axes.S))
-    return _attention_map(problem, forced_tiling(), jax.default_backend(), is_guarded(), picture)
+    return _attention_map(problem, forced_tiling(), jax.default_backend(), lift_policy(), picture)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _summarize(problem: Problem, sizes: Any, platform: str, guard: bool) -> Summary:
+def _summarize(problem: Problem, sizes: Any, platform: str, policy: LiftPolicy) -> Summary:
     axes = problem.axes
     if axes.empty():
         rows = jnp.zeros((axes.B, axes.N, axes.T), jnp.float32)
@@ -190,7 +191,7 @@ def _summarize(problem: Problem, sizes: Any, platform: str, guard: bool) -> Summ
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _attention_map(
-    problem: Problem, sizes: Any, platform: str, guard: bool, picture: tuple[int, int]
+    problem: Problem, sizes: Any, platform: str, policy: LiftPolicy, picture: tuple[int, int]
 ) -> Array:
     axes, (height, width) = problem.axes, picture
     if axes.empty():
@@ -245,10 +246,9 @@ def _look(
     finish: Callable,
 ) -> Any:
     """Runs `query_block` over every block of queries, group by group, with the regime's stats."""
-    scored, lift = score_or_lift(problem)
 
-    def run(lift: Lift | None) -> Any:
-        plan, operands, allowed = lay_out(problem, scored, lift, sizes, platform)
+    def run(way: Way) -> Any:
+        plan, operands, allowed = lay_out(problem, way.scored, way.lift, sizes, platform)
         bounds = visit_bounds(plan, allowed)
 
         def group(index: Array) -> Any:
@@ -266,7 +266,7 @@ def _look(
         carry, per_query = lax.map(group, jnp.arange(plan.groups, dtype=jnp.int32))
         return finish(plan, carry, per_query)
 
-    return guarded(lift, run)[0]
+    return take_way(*find_ways(problem), run)
 
 
 def _rows_inside(plan: TilePlan, iq: Array) -> Array:

@@ -7,7 +7,7 @@ no query of the block may look at are never visited.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,37 +22,45 @@ from regard.score.contract import Lift, Score, repeat_heads
 from regard.shapes import Axes
 
 
+class Way(NamedTuple):
+    """One way to score tiles: a projected score and its inputs, or a lift; neither: no scores."""
+
+    scored: tuple[Score, Array, Array] | None
+    lift: Lift | None
+
+
 def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Array, Array]:
     """The output, [B, N, T, V], in the value's dtype, and whether the lift ran (bool scalar)."""
-    scored, lift = score_or_lift(problem)
-    in_range = None if lift is None else lift.in_range
-    ways = [lift] if in_range is None else [lift, None]
+    ways, in_range = find_ways(problem)
     plans, operands, allowed = zip(
-        *(lay_out(problem, scored, way, sizes, platform) for way in ways), strict=True
+        *(lay_out(problem, way.scored, way.lift, sizes, platform) for way in ways), strict=True
     )
     out = _pool((problem.axes, plans), operands, allowed, problem.seed, in_range)
-    return out, jnp.array(lift is not None) if in_range is None else in_range
+    if ways[0].lift is None or in_range is None:
+        return out, jnp.array(ways[0].lift is not None)
+    return out, in_range
 
 
 def blockwise_weights(problem: Problem) -> Array:
     """The weights that `blockwise` pools with, [B, N, T, S], dense: lifted where it lifts."""
-    scored, lift = score_or_lift(problem)
-    if scored is None:
-        axes = problem.axes
-        return dense_weights(problem, jnp.zeros((axes.B, axes.N, axes.T, axes.S), jnp.float32))
-    score, query, key = scored
+    axes = problem.axes
 
-    def run(lift: Lift | None) -> Array:
-        dense = lift.scores() if lift else score.scores(query, repeat_heads(key, query))
-        return dense_weights(problem, dense)
+    def run(way: Way) -> Array:
+        if way.lift is not None:
+            return dense_weights(problem, way.lift.scores())
+        if way.scored is None:
+            zeros = jnp.zeros((axes.B, axes.N, axes.T, axes.S), jnp.float32)
+            return dense_weights(problem, zeros)
+        score, query, key = way.scored
+        return dense_weights(problem, score.scores(query, repeat_heads(key, query)))
 
-    return guarded(lift, run)[0]
+    return take_way(*find_ways(problem), run)
 
 
-def score_or_lift(problem: Problem) -> tuple[tuple[Score, Array, Array] | None, Lift | None]:
-    """The projected score, and its lift where it has one; nothing where scores are not used."""
+def find_ways(problem: Problem) -> tuple[list[Way], Array | None]:
+    """The quickest way to score this problem's tiles; with a second one, for data out of range."""
     if not problem.normalize.uses_scores:
-        return None, None
+        return [Way(None, None)], None
     query, key = problem.query, problem.key
     if problem.score.per_head():
         key = repeat_heads(key, query)
@@ -60,18 +68,27 @@ def score_or_lift(problem: Problem) -> tuple[tuple[Score, Array, Array] | None, 
     visible = problem.visible
     if visible is not None and visible.shape[1] != key.shape[1]:
         visible = jnp.repeat(visible, key.shape[1] // visible.shape[1], axis=1)
-    return (score, query, key), score.lift(query, key, visible=visible)
+    definition = Way((score, query, key), None)
+    lift = score.lift(query, key, visible=visible)
+    if lift is not None:
+        first, in_range = Way(None, lift), lift.in_range
+    else:
+        tiled = score.tiled(query, key, visible=visible)
+        if tiled is None:
+            return [definition], None
+        first, in_range = Way((tiled.score, tiled.query, tiled.key), None), tiled.in_range
+    return ([first] if in_range is None else [first, definition]), in_range
 
 
-def guarded(lift: Lift | None, run: Callable[[Lift | None], Any]) -> tuple[Any, Array]:
-    """run(lift), or run(None) where the data is out of the lift's range; and which it was.
+def take_way(ways: list[Way], in_range: Array | None, run: Callable[[Way], Any]) -> Any:
+    """run(the first way), or the second where the data is out of the first one's range.
 
     For looking. Pooling has loops of no rounds instead of this branch, because XLA's CPU backend
     runs what is inside a branch on one core.
     """
-    if lift is None or lift.in_range is None:
-        return run(lift), jnp.array(lift is not None)
-    return lax.cond(lift.in_range, lambda: run(lift), lambda: run(None)), lift.in_range
+    if in_range is None:
+        return run(ways[0])
+    return lax.cond(in_range, lambda: run(ways[0]), lambda: run(ways[1]))
 
 
 def visit_bounds(plan: TilePlan, allowed: Allowed) -> tuple[Array, Array] | None:

@@ -185,11 +185,7 @@ class Tiles:
         """Flipped d scores -> cotangents of score, opened query and opened key, in `wide`."""
         if score is not None:
             d_tile = self._tile(self.unflip(d_scores))
-            if score.per_head():
-                _, pull = jax.vjp(self._definition, score, query[0], key[0])
-                parts = pull(d_tile)
-            else:
-                parts = self._definition_back(score, query[0], key[0], d_tile)
+            parts = self._definition_back(score, query[0], key[0], d_tile)
             d_score, d_query, d_key = jax.tree.map(lambda a: a.astype(self.plan.wide), parts)
             return d_score, (d_query, None), (d_key, None)
         d_pairs = d_scores.reshape(self.plan.tiling.block_b, self.plan.axes.K, *d_scores.shape[-2:])
@@ -218,9 +214,11 @@ class Tiles:
         self, score: Score, query: Array, key: Array, d_scores: Array
     ) -> tuple[Score, Array, Array]:
         repeated = repeat_heads(key, query)
-        d_score, d_query, d_key = score.scores_back(
-            self._tile(query), self._tile(repeated), d_scores
-        )
+        if score.per_head():
+            inputs = query, repeated, self._apart(d_scores)
+        else:
+            inputs = self._tile(query), self._tile(repeated), d_scores
+        d_score, d_query, d_key = score.scores_back(*inputs)
         d_key = d_key.reshape(*key.shape[:2], -1, *key.shape[2:]).sum(2)  # over a group's heads
         return d_score, d_query.reshape(query.shape), d_key
 

@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
@@ -20,36 +20,59 @@ from jaxtyping import Bool, Float
 from regard.score.contract import (
     Lift,
     Score,
+    Tiled,
     accumulation_dtype,
-    matmul_precision,
     project,
     repeat_heads,
     with_heads,
+)
+from regard.score.logistic_form import (
+    REACH,
+    LogisticForm,
+    align,
+    back_by_rows,
+    sum_to,
+    weigh,
 )
 from regard.score.sine_series import series_table, terms_for
 
 # One rounding of the number itself, in the types whose rounding is coarser than 1e-6.
 DEFAULT_TOLERANCE = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 1e-6}
 
-# A tanh of at most so many numbers is made whole, and meets w in a matrix product; a larger one
-# is summed while it is made, and never stored.
-_CACHED = 1 << 23
 
-_guarded: ContextVar[bool] = ContextVar("guarded", default=True)
+@dataclass(frozen=True)
+class LiftPolicy:
+    """Switches of tests and benchmarks; never of an answer's accuracy."""
+
+    guarded: bool = True  # check the data's range
+    anywhere: bool = False  # lift on a CPU and for short sides too
+
+
+_DEFAULT_POLICY = LiftPolicy()
+_policy: ContextVar[LiftPolicy] = ContextVar("policy", default=_DEFAULT_POLICY)
+
+
+def lift_policy() -> LiftPolicy:
+    return _policy.get()
 
 
 @contextlib.contextmanager
-def unguarded() -> Iterator[None]:
-    """Traces the lift without its range check, to measure what the check costs. Not for use."""
-    token = _guarded.set(False)
+def _with_policy(**changes: bool) -> Iterator[None]:
+    token = _policy.set(replace(_policy.get(), **changes))
     try:
         yield
     finally:
-        _guarded.reset(token)
+        _policy.reset(token)
 
 
-def is_guarded() -> bool:
-    return _guarded.get()
+def unguarded() -> contextlib.AbstractContextManager[None]:
+    """Traces the lift without its range check, to measure what the check costs. Not for use."""
+    return _with_policy(guarded=False)
+
+
+def lift_anywhere() -> contextlib.AbstractContextManager[None]:
+    """Traces the lift also where the definition is faster; for tests and tuning."""
+    return _with_policy(anywhere=True)
 
 
 @jax.tree_util.register_dataclass
@@ -63,7 +86,8 @@ class Additive(Score):
     short sine series, and sin(ω(x+y)) = sin ωx cos ωy + cos ωx sin ωy separates, so h hidden
     units with R terms are an inner product of width 2Rh. R follows from the tolerance; the
     range of x + y is measured on the data, per hidden unit, and where it is past what R terms
-    can do the definition runs instead: the lift is never silently outside its tolerance.
+    can do the definition runs instead: the lift is never silently outside its tolerance. On a
+    CPU, where no matrix unit makes the lift worth while, scores are exact at every tolerance.
 
     Example:
         >>> import jax.numpy as jnp, regard
@@ -89,18 +113,27 @@ class Additive(Score):
 
     def scores(self, query: Array, key: Array) -> Array:
         projected, x, y = self.projected(query, key)
-        tanh = jnp.tanh(x[..., :, None, :] + y[..., None, :, :])  # [..., T, S, h]
-        vector = _align(projected.vector, x.ndim)[..., None]  # [..., N, 1, h, 1]
-        if tanh.size <= _CACHED and projected.vector.ndim == 1:
-            return jnp.matmul(tanh, projected.vector, precision=matmul_precision(tanh.dtype))
-        return jnp.sum(tanh * vector.swapaxes(-1, -2), axis=-1)  # summed while it is made
+        return weigh(jnp.tanh(x[..., :, None, :] + y[..., None, :, :]), projected.vector)
 
     def scores_back(self, query: Array, key: Array, d_scores: Array) -> tuple[Score, Array, Array]:
-        if self.query_kernel is not None or self.key_kernel is not None or self.vector.ndim > 1:
+        if self.query_kernel is not None or self.key_kernel is not None:
             return super().scores_back(query, key, d_scores)
         return jax.lax.platform_dependent(
-            self, query, key, d_scores, cpu=_back_by_rows, default=Score.scores_back
+            self, query, key, d_scores, cpu=_back_on_cpu, default=Score.scores_back
         )
+
+    def tiled(self, query: Array, key: Array, *, visible: Array | None = None) -> Tiled | None:
+        """1 - 2 / (1 + e^2x e^2y): exact, and on a CPU faster than the lift and than tanh."""
+        if jax.default_backend() != "cpu" or lift_policy().anywhere:
+            return None
+        projected, x, y = self.projected(query, key)
+        *_, shift = _ranges(x, y, visible)
+        x, y = x + repeat_heads(shift, x), y - shift
+        if visible is not None:
+            y = jnp.where(visible[..., None], y, 0)
+        reach = [jnp.max(jnp.abs(jax.lax.stop_gradient(side))) for side in (x, y)]
+        in_range = all_over_vmap(jnp.maximum(*reach) <= REACH)  # False on NaN too
+        return Tiled(LogisticForm(projected.vector), jnp.exp(2.0 * x), jnp.exp(2.0 * y), in_range)
 
     def projected(self, query: Array, key: Array) -> "tuple[Additive, Array, Array]":
         """x = W_q q, [..., T, h], and y = W_k k, [..., S, h], in float32 or wider."""
@@ -129,10 +162,10 @@ class Additive(Score):
         frequency = jnp.asarray(table.frequency, x.dtype)[entry]  # [..., K, 1, h]
         coefficients = jnp.asarray(table.coefficients, x.dtype)[:, entry]  # [R, ..., K, 1, h]
         coefficients = repeat_heads(jnp.moveaxis(coefficients, 0, -2)[..., 0, :, :], x)
-        vector = _align(projected.vector, x.ndim)  # [..., N, 1, h]
+        vector = align(projected.vector, x.ndim)  # [..., N, 1, h]
         expansion = SineExpansion(frequency, coefficients * vector)
         in_range = None
-        if _guarded.get():
+        if lift_policy().guarded:
             in_range = all_over_vmap(jnp.all(reach <= float(table.limits[-1])))  # False on NaN too
         return Lift(x, y, expansion=expansion, in_range=in_range, standing=f"within {tolerance:g}")
 
@@ -185,7 +218,12 @@ class Additive(Score):
     def describe_lift(self, query_len: int, key_len: int, dtype: jnp.dtype) -> str | None:
         tolerance = self.lift_tolerance(dtype)
         if tolerance is None or not worth_lifting(query_len, key_len):
-            return None
+            if jax.default_backend() != "cpu":
+                return None
+            return (
+                "tanh(x+y) = 1 - 2/(1 + e^2x e^2y), exact, in cache, faster on a CPU than the "
+                f"lift; where abs(x) or abs(y) exceeds {REACH:g}, by tanh itself"
+            )
         table = _Table.fit(tolerance, design_limit(query_len, key_len))
         terms, hidden = len(table.coefficients), self.vector.shape[-1]
         return (
@@ -195,34 +233,29 @@ class Additive(Score):
         )
 
 
-def _back_by_rows(
+def _back_on_cpu(
     score: Additive, x: Array, y: Array, d_scores: Array
-) -> tuple[Additive, Array, Array]:
-    """One query at a time: its [S, h] tanh stays in cache and serves all three sums.
-
-    Left to autodiff, a CPU sums along the middle axes of a stored [T, S, h] array, seven times
-    slower.
-    """
-
-    def row(d_y: Array, inputs: tuple[Array, Array]) -> tuple[Array, tuple[Array, Array]]:
-        x, ds = inputs  # [..., h], [..., S]
+) -> tuple[Score, Array, Array]:
+    def row(x: Array) -> tuple[Array, Array]:
         tanh = jnp.tanh(x[..., None, :] + y)  # [..., S, h]
-        slope = 1.0 - tanh * tanh
-        precision = matmul_precision(y.dtype)
-        d_x = jnp.einsum("...s,...sh->...h", ds, slope, precision=precision)
-        d_w = jnp.einsum("...s,...sh->...h", ds, tanh, precision=precision)
-        return d_y + ds[..., None] * slope, (d_x, d_w)
+        return 1.0 - tanh * tanh, tanh
 
-    rows = jnp.moveaxis(x, -2, 0), jnp.moveaxis(d_scores, -2, 0)
-    d_y, (d_x, d_w) = jax.lax.scan(row, jnp.zeros_like(y), rows)
-    w = score.vector.reshape((1,) * (y.ndim - 1) + score.vector.shape)
-    d_score = Additive(None, None, d_w.sum(range(d_w.ndim - 1)), score.tolerance)
-    return d_score, jnp.moveaxis(d_x, 0, -2) * w, d_y * w
+    d_x, d_y, d_vector = back_by_rows(row, x, y, d_scores)
+    w = align(score.vector, y.ndim)
+    d_score = Additive(None, None, sum_to(d_vector, score.vector), score.tolerance)
+    return d_score, d_x * w, d_y * w
 
 
 def worth_lifting(query_len: int, key_len: int) -> bool:
-    """Features cost T + S and save T·S, so short sides (one decoding step) take the definition."""
-    return query_len * key_len >= 32 * (query_len + key_len)
+    """Whether matrix products beat tanh: on a matrix unit, and not for one decoding step.
+
+    Features cost T + S and save T·S. A CPU has no such unit: there `tiled` is faster at every
+    length and tolerance (benchmarks/README.md), and exact.
+    """
+    if lift_policy().anywhere:
+        return True
+    long = query_len * key_len >= 32 * (query_len + key_len)
+    return long and jax.default_backend() != "cpu"
 
 
 def design_limit(query_len: int, key_len: int) -> float:
@@ -376,12 +409,6 @@ def _flatten(first: Array, second: Array) -> Array:
     """Two [..., R, h] -> [..., 2Rh]."""
     both = jnp.concatenate([first, second], axis=-2)
     return both.reshape(*both.shape[:-2], -1)
-
-
-def _align(vector: Array, ndim: int) -> Array:
-    """(h,) or (N, h) -> [..., N, 1, h] of rank `ndim`."""
-    shape = vector.shape[:-1] + (1,) + vector.shape[-1:]
-    return vector.reshape((1,) * (ndim - len(shape)) + shape)
 
 
 def _shape(kernel: Array | None, width: int, hidden: int) -> tuple[int, ...]:

@@ -66,6 +66,10 @@ class Score:
         """Cotangents of parameters, query and key, for one tile; a score may know a faster way."""
         return jax.vjp(lambda *inputs: type(self).scores(*inputs), self, query, key)[1](d_scores)
 
+    def tiled(self, query: Array, key: Array, *, visible: Array | None = None) -> "Tiled | None":
+        """An equal score that is quicker tile by tile, and the data for which it holds."""
+        return None
+
     def projected(self, query: Array, key: Array) -> "tuple[Score, Array, Array]":
         """An equal score, query and key with every projection done: no loop may repeat one."""
         return self, query, key
@@ -88,6 +92,23 @@ class Score:
     def describe_lift(self, query_len: int, key_len: int, dtype: jnp.dtype) -> str | None:
         """One line on the lift for `explain`, or None where the definition is used."""
         return None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tiled:
+    """A score on inputs prepared once, quicker per tile than the definition, and as exact.
+
+    Attributes:
+        score: scores the prepared inputs.
+        query, key: [..., T, F] and [..., S, F].
+        in_range: bool scalar, False where the data needs the definition itself.
+    """
+
+    score: Score
+    query: Array
+    key: Array
+    in_range: Bool[Array, ""]
 
 
 class Expansion(Protocol):
