@@ -226,7 +226,7 @@ BAD = {
     "lengths of the wrong batch": (
         lambda: attend(valid_lens=ones(3, dtype=jnp.int32)),
         ValueError,
-        ["valid_lens must have shape", "(B,)", "(B, T)", "valid_lens [3]", "B=2", "T=3"],
+        ["valid_lens must have shape", "(B,)", "(B, T)", "valid_lens [3]", "query [2, 3, 4]"],
     ),
     "lengths per key": (
         lambda: attend(valid_lens=ones(2, 5, dtype=jnp.int32)),

@@ -12,6 +12,15 @@ import oracle
 import regard
 from problem import assert_close, rounded
 from regard.pool.layout import tiling
+from regard.score.additive import lift_anywhere
+
+
+@pytest.fixture(autouse=True)
+def _lift():
+    """The lift also on a CPU, where the form of test_logistic_form.py is faster."""
+    with lift_anywhere():
+        yield
+
 
 B, T, S, H, WIDTH, V = 2, 256, 256, 64, 32, 16
 LENS = np.array([S, 170], np.int32)

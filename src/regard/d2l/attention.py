@@ -77,8 +77,8 @@ class DotProductAttention(nn.Module):
 class AdditiveAttention(nn.Module):
     """Additive (Bahdanau) attention: a(q, k) = w_vᵀ tanh(W_q q + W_k k), then masked softmax.
 
-    No (batch, queries, keys, num_hiddens) array is ever made, so long sequences fit. Length 0
-    gives weights and output 0.
+    Where it would be large, the book's (batch, queries, keys, num_hiddens) array is not made, so
+    longer sequences fit. Length 0 gives weights and output 0.
 
     Example:
         >>> from regard import d2l
@@ -97,9 +97,9 @@ class AdditiveAttention(nn.Module):
     dropout: float
 
     def setup(self) -> None:
-        self.W_k = nn.Dense(self.num_hiddens, use_bias=False)
-        self.W_q = nn.Dense(self.num_hiddens, use_bias=False)
-        self.w_v = _Kernel((self.num_hiddens, 1))
+        self.W_k = _Kernel(self.num_hiddens)
+        self.W_q = _Kernel(self.num_hiddens)
+        self.w_v = _Kernel(1)
 
     def __call__(
         self,
@@ -109,11 +109,12 @@ class AdditiveAttention(nn.Module):
         valid_lens: Array | None = None,
         training: bool = False,
     ) -> tuple[Array, Array]:
-        return self.pool(queries, self.W_k(keys), values, valid_lens, training)
+        key_kernel = self.W_k(keys.shape[-1])
+        return self._look(key_kernel, queries, keys, values, valid_lens, training)
 
     def project(self, keys: Array) -> Array:
-        """W_k k, (batch, keys, num_hiddens): for many calls of `pool` with the same keys."""
-        return self.W_k(keys)
+        """W_k k, (batch, keys, num_hiddens): once, for many calls of `pool` with the same keys."""
+        return keys @ self.W_k(keys.shape[-1])
 
     def pool(
         self,
@@ -124,9 +125,20 @@ class AdditiveAttention(nn.Module):
         training: bool = False,
     ) -> tuple[Array, Array]:
         """The layer from its projected keys on."""
-        score = regard.Additive(None, None, self.w_v()[:, 0])
-        x = self.W_q(queries)
-        return _pool(self, score, x, projected_keys, values, valid_lens, training)
+        return self._look(None, queries, projected_keys, values, valid_lens, training)
+
+    def _look(
+        self,
+        key_kernel: Array | None,
+        queries: Array,
+        keys: Array,
+        values: Array,
+        valid_lens: Array | None,
+        training: bool,
+    ) -> tuple[Array, Array]:
+        vector = self.w_v(self.num_hiddens)[:, 0]
+        score = regard.Additive(self.W_q(queries.shape[-1]), key_kernel, vector)
+        return _pool(self, score, queries, keys, values, valid_lens, training)
 
 
 class MultiHeadAttention(nn.Module):
@@ -182,11 +194,12 @@ class MultiHeadAttention(nn.Module):
         valid_lens: Array | None = None,
         training: bool = False,
     ) -> tuple[Array, Array]:
-        heads = [
+        keys, values = _blank_padding(keys, valid_lens), _blank_padding(values, valid_lens)
+        q, k, v = (
             x.reshape(*x.shape[:2], self.num_heads, -1)  # [B, T, N, H]
             for x in (self.W_q(queries), self.W_k(keys), self.W_v(values))
-        ]
-        output, weights = _pool(self, regard.Dot(), *heads, valid_lens, training)
+        )
+        output, weights = _pool(self, regard.Dot(), q, k, v, valid_lens, training)
         output = self.W_o(output.reshape(*output.shape[:2], -1))
         return output, weights.reshape(-1, *weights.shape[2:])  # [B * N, T, S]
 
@@ -234,13 +247,23 @@ class PositionalEncoding(nn.Module):
 
 
 class _Kernel(nn.Module):
-    """The kernel of a Dense layer, as an array."""
+    """The kernel of a Dense layer, as an array, under the name it has there."""
 
-    shape: tuple[int, int]
+    features: int
 
     @nn.compact
-    def __call__(self) -> Array:
-        return self.param("kernel", nn.initializers.lecun_normal(), self.shape)
+    def __call__(self, fan_in: int) -> Array:
+        shape = (fan_in, self.features)
+        return self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
+
+
+def _blank_padding(x: Array, valid_lens: Array | None) -> Array:
+    """Zeros where no query may look: 0 times a NaN there would be NaN in a kernel's gradient."""
+    if valid_lens is None:
+        return x
+    lens = jnp.asarray(valid_lens).reshape(x.shape[0], -1).max(1)  # [B]
+    seen = jnp.arange(x.shape[1], dtype=lens.dtype)[None] < lens[:, None]
+    return jnp.where(seen[..., None], x, 0)
 
 
 def _pool(
@@ -253,7 +276,7 @@ def _pool(
     training: bool,
 ) -> tuple[Array, Array]:
     """`attend` with the layer's dropout; in a jitted program, weights nobody reads cost nothing."""
-    rate = float(layer.dropout) if training else 0.0  # type: ignore[attr-defined]
+    rate = float(layer.dropout) if training else 0.0
     if rate > 0 and not (layer.has_rng("dropout") or layer.has_rng("params")):
         raise ValueError(
             f"training=True with dropout={rate:g} draws random numbers, and there is no key for "

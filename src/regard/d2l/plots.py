@@ -1,5 +1,6 @@
-"""The book's line plots, as far as its attention chapter draws them. Heatmaps are in regard.show."""
+"""The book's line plots, as far as its attention chapter draws them; heatmaps: regard.show."""
 
+import importlib
 import itertools
 import sys
 from collections.abc import Sequence
@@ -24,9 +25,7 @@ def use_svg_display() -> None:
     """Figures as SVG, in a notebook; anywhere else there is nothing to do."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
-        from matplotlib_inline import backend_inline
-
-        backend_inline.set_matplotlib_formats("svg")
+        importlib.import_module("matplotlib_inline.backend_inline").set_matplotlib_formats("svg")
 
 
 def set_figsize(figsize: tuple[float, float] = (3.5, 2.5)) -> None:
@@ -81,7 +80,7 @@ def plot(
     set_figsize(figsize)
     axes = pyplot().gca() if axes is None else axes
     axes.cla()
-    for x, y, fmt in zip(across, lines, itertools.cycle(fmts)):  # noqa: B905
+    for x, y, fmt in zip(across, lines, itertools.cycle(fmts)):
         axes.plot(*([y] if x is None else [x, y]), fmt)
     set_axes(axes, xlabel, ylabel, xlim, ylim, xscale, yscale, legend)
 

@@ -5,6 +5,7 @@ scans, so that a program's size does not grow with the sentence.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,9 +15,9 @@ from jax import Array
 
 from regard.d2l.attention import AdditiveAttention
 
-# Decoder state: encoder outputs (batch, source, hidden), hidden states (layers, batch, hidden),
-# source lengths (batch,) or None.
-State = tuple[Array, Array, Array | None] | list[Array | None]
+# The state of a decoder with attention: the encoder's outputs (batch, source, hidden), the hidden
+# states (layers, batch, hidden), and the source's lengths (batch,) or None.
+State = Sequence[Any]
 
 
 class RNN(nn.Module):
@@ -68,7 +69,7 @@ class GRU(RNN):
     dropout: float = 0
 
     @nn.compact
-    def __call__(  # type: ignore[override]
+    def __call__(
         self, X: Array, state: Array | None = None, training: bool = False
     ) -> tuple[Array, Array]:
         if state is None:
@@ -213,7 +214,8 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         )
         embedded = self.embedding(X.T.astype(jnp.int32))  # [steps, B, embed]
         hidden_state, (outputs, weights) = scan(self, hidden_state, embedded)
-        self.sow("intermediates", "dec_attention_weights", list(weights))  # each [B, 1, S]
+        if self.is_mutable_collection("intermediates"):  # taking them apart is work
+            self.sow("intermediates", "dec_attention_weights", list(weights))  # each [B, 1, S]
         return self.dense(outputs).swapaxes(0, 1), [enc_outputs, hidden_state, enc_valid_lens]
 
     @property
@@ -252,9 +254,9 @@ class EncoderDecoder(nn.Module):
     decoder: nn.Module
 
     def __call__(self, enc_X: Array, dec_X: Array, *args: Any, training: bool = False) -> Array:
-        enc_all_outputs = self.encoder(enc_X, *args, training=training)  # type: ignore[operator]
-        state = self.decoder.init_state(enc_all_outputs, *args)  # type: ignore[attr-defined]
-        return self.decoder(dec_X, state, training=training)[0]  # type: ignore[operator]
+        enc_all_outputs = self.encoder(enc_X, *args, training=training)
+        state = self.decoder.init_state(enc_all_outputs, *args)
+        return self.decoder(dec_X, state, training=training)[0]
 
     def predict_step(
         self, params: Any, batch: Any, num_steps: int, save_attention_weights: bool = False
@@ -264,7 +266,7 @@ class EncoderDecoder(nn.Module):
         Args:
             params: the model's, with "encoder" and "decoder".
             batch: source (batch, source steps), target (batch, at least 1), source lengths
-                (batch,), and anything.
+                (batch,) or None, and anything.
             num_steps: how many tokens to write.
             save_attention_weights: also return where the model looked.
 
@@ -280,7 +282,7 @@ class EncoderDecoder(nn.Module):
             params,
             jnp.asarray(source),
             jnp.asarray(target)[:, :1],
-            jnp.asarray(source_lens),
+            None if source_lens is None else jnp.asarray(source_lens),
             num_steps,
         )
         if not save_attention_weights:
@@ -309,7 +311,7 @@ def _translate(
     params: Any,
     source: Array,
     first: Array,
-    source_lens: Array,
+    source_lens: Array | None,
     num_steps: int,
 ) -> tuple[Array, list, Any]:
     """The tokens, what the decoder sowed at each step, and what the encoder sowed."""

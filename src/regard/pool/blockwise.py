@@ -18,7 +18,7 @@ from regard.pool.layout import lay_out
 from regard.pool.problem import Problem
 from regard.pool.reference import dense_weights
 from regard.pool.tiles import Operands, TilePlan, Tiles, Tiling, pad_rows
-from regard.score.contract import Lift, Score, repeat_heads
+from regard.score.contract import Lift, Score, accumulation_dtype, repeat_heads
 from regard.shapes import Axes
 
 
@@ -35,7 +35,10 @@ def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Ar
     plans, operands, allowed = zip(
         *(lay_out(problem, way.scored, way.lift, sizes, platform) for way in ways), strict=True
     )
-    out = _pool((problem.axes, plans), operands, allowed, problem.seed, in_range)
+    # XLA's CPU backend runs what is inside a branch on one core, so there the way not taken is
+    # a loop of no rounds; a GPU asks the host before each round of a loop, so there it branches.
+    static = Static(problem.axes, plans, branch=platform != "cpu")
+    out = _pool(static, operands, allowed, problem.seed, in_range)
     if ways[0].lift is None or in_range is None:
         return out, jnp.array(ways[0].lift is not None)
     return out, in_range
@@ -49,8 +52,8 @@ def blockwise_weights(problem: Problem) -> Array:
         if way.lift is not None:
             return dense_weights(problem, way.lift.scores())
         if way.scored is None:
-            zeros = jnp.zeros((axes.B, axes.N, axes.T, axes.S), jnp.float32)
-            return dense_weights(problem, zeros)
+            wide = accumulation_dtype(problem.query.dtype)
+            return dense_weights(problem, jnp.zeros((axes.B, axes.N, axes.T, axes.S), wide))
         score, query, key = way.scored
         return dense_weights(problem, score.scores(query, repeat_heads(key, query)))
 
@@ -81,11 +84,7 @@ def find_ways(problem: Problem) -> tuple[list[Way], Array | None]:
 
 
 def take_way(ways: list[Way], in_range: Array | None, run: Callable[[Way], Any]) -> Any:
-    """run(the first way), or the second where the data is out of the first one's range.
-
-    For looking. Pooling has loops of no rounds instead of this branch, because XLA's CPU backend
-    runs what is inside a branch on one core.
-    """
+    """run(the first way), or the second where the data is out of the first one's range."""
     if in_range is None:
         return run(ways[0])
     return lax.cond(in_range, lambda: run(ways[0]), lambda: run(ways[1]))
@@ -161,45 +160,50 @@ def sweeper(
     return sweep
 
 
+class Static(NamedTuple):
+    """What is static about a pass: sizes, a plan per way, and how a way is left out."""
+
+    axes: Axes
+    plans: tuple[TilePlan, ...]
+    branch: bool
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _pool(
-    static: tuple[Axes, tuple[TilePlan, ...]],
+    static: Static,
     operands: tuple[Operands, ...],
     allowed: tuple[Allowed, ...],
     seed: Array | None,
     in_range: Array | None,
 ) -> Array:
     """Pools by the first way; with two, by the second where `in_range` is False."""
-    out = _pool_forward(static, operands, allowed, seed, in_range)[0]
-    return out
+    return _pool_forward(static, operands, allowed, seed, in_range)[0]
 
 
 def _pool_forward(
-    static: tuple[Axes, tuple[TilePlan, ...]],
+    static: Static,
     operands: tuple[Operands, ...],
     allowed: tuple[Allowed, ...],
     seed: Array | None,
     in_range: Array | None,
 ) -> tuple[Array, Any]:
-    axes, plans = static
-    taken: Any = None
-    for way, active in enumerate(_active(plans, in_range)):
+    axes, plans, branch = static
+
+    def run(way: int, active: Array | None) -> Any:
         results = _forward(plans[way], operands[way], allowed[way], seed, active)
-        results = jax.tree.map(
+        return jax.tree.map(
             lambda a: a.reshape(axes.B, axes.N, *a.shape[2:])[:, :, : axes.T], results
         )
-        if taken is None:
-            taken = results
-        else:
-            taken = jax.tree.map(functools.partial(jnp.where, active), results, taken)
-    out, stats = taken
+
+    if in_range is None:
+        out, stats = run(0, None)
+    elif branch:
+        out, stats = lax.cond(in_range, lambda: run(0, None), lambda: run(1, None))
+    else:
+        choose = functools.partial(jnp.where, in_range)
+        out, stats = jax.tree.map(choose, run(0, in_range), run(1, ~in_range))
     residuals = (operands, allowed, seed, in_range, out, stats)
     return out.astype(plans[0].value_dtype), residuals
-
-
-def _active(plans: tuple[TilePlan, ...], in_range: Array | None) -> list[Array | None]:
-    """Which of the ways is taken, as bools of the run; None: always."""
-    return [None] if in_range is None else [in_range, ~in_range]
 
 
 def _rounds(plan: TilePlan, active: Array | None) -> Array | int:
@@ -286,13 +290,23 @@ def _indices(count: int) -> Array:
 
 
 def _pool_backward(
-    static: tuple[Axes, tuple[TilePlan, ...]], residuals: Any, d_out: Array
+    static: Static, residuals: Any, d_out: Array
 ) -> tuple[tuple[Operands, ...], None, None, None]:
     operands, allowed, seed, in_range, out, stats = residuals
-    _, plans = static
-    cotangents = tuple(
-        _backward(plans[way], operands[way], allowed[way], seed, active, (d_out, out, stats))
-        for way, active in enumerate(_active(plans, in_range))
+
+    def run(way: int, active: Array | None) -> Operands:
+        rows = (d_out, out, stats)
+        return _backward(static.plans[way], operands[way], allowed[way], seed, active, rows)
+
+    if in_range is None:
+        return (run(0, None),), None, None, None
+    if not static.branch:
+        return (run(0, in_range), run(1, ~in_range)), None, None, None
+    nothing = jax.tree.map(jnp.zeros_like, operands)
+    cotangents = lax.cond(
+        in_range,
+        lambda: (run(0, None), nothing[1]),
+        lambda: (nothing[0], run(1, None)),
     )
     return cotangents, None, None, None
 

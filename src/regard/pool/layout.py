@@ -79,7 +79,7 @@ def default_tiling(axes: Axes, lift: Lift | None, width: int, platform: str) -> 
     `width` is the number of floats the definition holds per pair, 1 for a lift.
     """
     if platform != "cpu":
-        block_k = _even(axes.S, 512)
+        block_k = _even(axes.S, 1024 if width == 1 else 256)
         block_q = max(128, (1 << 26) // (width * axes.B * axes.N * block_k))
         return Tiling(axes.B, _even(axes.T, block_q), block_k)
     # Numbers in a tile. A definition's tile passes through the cache once per number of width.

@@ -1,4 +1,4 @@
-"""Pictures of attention. Matplotlib is needed when a picture is drawn, not when this is imported."""
+"""Pictures of attention. Matplotlib is needed to draw one, not to import this."""
 
 from regard.show.heatmaps import show_heatmaps
 
