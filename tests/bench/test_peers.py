@@ -99,7 +99,7 @@ def test_memory_of_a_compiled_program_is_known():
 def test_the_guard_can_be_taken_away_for_its_price():
     case = dataclasses.replace(ADDITIVE, T=512, S=512, D=8, direction="forward", tolerance=1e-3)
     inputs = make_inputs(case)
-    guarded, bare = build("regard", case, inputs), build("unguarded", case, inputs)
+    guarded, bare = build("lift", case, inputs), build("unguarded", case, inputs)
     assert guarded.outputs()["lifted"]
     assert guarded.text != bare.text
     np.testing.assert_allclose(guarded.outputs()["out"], bare.outputs()["out"], atol=1e-5)
@@ -141,4 +141,4 @@ def test_what_would_not_fit_is_not_tried(monkeypatch):
 
 
 def test_every_peer_is_tested_here():
-    assert set(ABLE) | {"unguarded"} == set(PEERS)
+    assert set(ABLE) | {"lift", "unguarded"} == set(PEERS)

@@ -60,7 +60,7 @@ def test_the_promises_are_those_of_the_design():
         assert against(f"dot_heads{suffix}", "jax.nn") == "≥ 2.5×"
         assert against(f"dot_heads{suffix}", "torch") == "≥ 0.9×"
     assert goals[("causal_4096", "regard"), ("full_4096", "regard")] == "≤ 0.65×"
-    assert goals[("additive_guard", "regard"), ("additive_guard", "unguarded")] == "≤ 1.05×"
+    assert goals[("additive_guard", "lift"), ("additive_guard", "unguarded")] == "≤ 1.05×"
     assert goals[("memory_16384", "regard"), None] == "≤ 1024 MiB"
 
 

@@ -17,7 +17,7 @@ MESH = """
     rules = (("heads", "model"), ("key_heads", "model"), ("batch", "data"))
     sizes = dict(
         num_heads=8, key_heads=4, query_features=16,
-        score=("dot", "dot", "gaussian", "gaussian", "additive", "additive", "additive", "additive"),
+        score=("dot",) * 2 + ("gaussian",) * 2 + ("additive",) * 4,
     )
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((4, 9, 16)), jnp.float32)

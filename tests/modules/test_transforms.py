@@ -67,7 +67,7 @@ def test_nnx_scan_over_layers():
     def stacked(rngs):
         return regard.nnx.MultiHeadAttention(**SQUARE, rngs=rngs)
 
-    layers = stacked(nnx.Rngs(0).fork(split=3))
+    layers = stacked(nnx.Rngs(0).split(3))
     assert layers.query.kernel.shape == (3, 6, 2, 3)
 
     @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
@@ -88,7 +88,7 @@ def test_nnx_scan_names_the_new_axis():
     def stacked(rngs):
         return regard.nnx.MultiHeadAttention(**SQUARE, rngs=rngs)
 
-    kernel = stacked(nnx.Rngs(0).fork(split=3)).query.kernel
+    kernel = stacked(nnx.Rngs(0).split(3)).query.kernel
     assert kernel.get_metadata("out_sharding") == ("layers", "embed", "heads", "head_features")
 
 

@@ -225,7 +225,14 @@ CASES = (
         against=("book", "keras", "torch"),
     ),
     # 5 % must be told from noise, so many more rounds than elsewhere.
-    _additive("additive_guard", B=4, length=512, group="guard", against=("unguarded",), rounds=30),
+    _additive(
+        "additive_guard",
+        B=4,
+        length=512,
+        group="guard",
+        against=("lift", "unguarded"),
+        rounds=30,
+    ),
     _heads("dot_heads", "dot", group="heads", against=_DOT_PEERS),
     _heads("gaussian_heads", "gaussian", group="heads"),
     _heads("bilinear_heads", "bilinear", group="heads"),

@@ -52,19 +52,25 @@ def build_regard(case: Case, inputs: Inputs) -> Program:
     return compile_program(attention, case, inputs, tells_lifted=additive)
 
 
+def build_lift(case: Case, inputs: Inputs) -> Program:
+    """regard by the additive lift, also on a CPU, where it passes the lift over."""
+    with _additive().lift_anywhere():
+        return build_regard(case, inputs)
+
+
 def build_unguarded(case: Case, inputs: Inputs) -> Program:
     """The lift without its run-time range check: what the guard costs is the difference."""
-    # regard.score.additive may be shadowed by a name of the package, hence import_module.
-    additive = importlib.import_module("regard.score.additive")
-    guarded = build_regard(case, inputs)
-    # The switch acts while tracing, and inner functions may keep their traces.
-    jax.clear_caches()
-    with additive.unguarded():
-        program = build_regard(case, inputs)
-    jax.clear_caches()
+    guarded = build_lift(case, inputs)
+    with _additive().unguarded():
+        program = build_lift(case, inputs)
     if program.text == guarded.text:
         raise Absent("the program without the guard is the same program")
     return program
+
+
+def _additive():
+    # regard.score.additive may be shadowed by a name of the package, hence import_module.
+    return importlib.import_module("regard.score.additive")
 
 
 def build_jax_nn(case: Case, inputs: Inputs) -> Program:
@@ -226,6 +232,7 @@ def build_torch(case: Case, inputs: Inputs) -> Program:
 
 PEERS: dict[str, Callable[[Case, Inputs], Program]] = {
     "regard": build_regard,
+    "lift": build_lift,
     "unguarded": build_unguarded,
     "jax.nn": build_jax_nn,
     "book": build_book,
