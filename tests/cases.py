@@ -43,6 +43,13 @@ BACKENDS = {
     "blockwise": Backend("blockwise", small_tiles),
 }
 
+# The same loops without the lift being forced: what this device runs of its own accord.
+AS_RUN = {
+    "blockwise as run": Backend(
+        "blockwise", partial(layout.tiling, block_q=8, block_k=16, block_b=1)
+    )
+}
+
 # ---------------------------------------------------------------------------------------------
 # Scores: the class here, the class in the oracle, the widths, the parameters.
 

@@ -12,6 +12,7 @@ import regard
 from cases import BACKENDS, REGIMES, Case, Sizes
 from intermediates import largest
 from problem import as_arguments, assert_close, draw
+from regard.score.additive import lift_anywhere
 
 LIFTING = Sizes(T=67, S=71, N=2, K=1)  # long enough for the additive lift to be taken
 
@@ -84,9 +85,10 @@ def test_the_weights_of_the_lift_are_the_lifts():
     arguments = problem.as_arguments(problem.inputs)
     score = arguments.pop("score")
     loose = regard.Additive(score.query_kernel, score.key_kernel, score.vector, tolerance=2e-2)
-    out, seen = regard.attend(
-        **arguments, score=loose, implementation="blockwise", return_weights=True
-    )
+    with lift_anywhere():
+        out, seen = regard.attend(
+            **arguments, score=loose, implementation="blockwise", return_weights=True
+        )
     apart = np.abs(np.asarray(seen) - problem.pooled.weights).max()
     assert 1e-6 < apart < 2e-2
     pooled = np.einsum(
@@ -198,11 +200,22 @@ def test_explain_takes_shapes_for_arrays():
 def test_explain_tells_about_the_additive_lift():
     """Terms, tolerance and range: the static part of which path runs."""
     kernel, vector = jnp.ones((8, 16), jnp.float32), jnp.ones(16, jnp.float32)
-    text = regard.explain(*LARGE, score=regard.Additive(kernel, kernel, vector))
+    with lift_anywhere():
+        text = regard.explain(*LARGE, score=regard.Additive(kernel, kernel, vector))
+        exact = regard.explain(
+            *LARGE, score=regard.Additive(kernel, kernel, vector, tolerance="exact")
+        )
     assert "1e-06" in text
     assert "sine" in text
-    exact = regard.explain(*LARGE, score=regard.Additive(kernel, kernel, vector, tolerance="exact"))
     assert "sine" not in exact
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="what a CPU says")
+def test_explain_says_that_a_cpu_does_not_lift():
+    kernel, vector = jnp.ones((8, 16), jnp.float32), jnp.ones(16, jnp.float32)
+    text = regard.explain(*LARGE, score=regard.Additive(kernel, kernel, vector))
+    assert "exact" in text
+    assert "sine" not in text
 
 
 def test_explain_raises_what_attend_raises():

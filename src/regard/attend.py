@@ -15,12 +15,13 @@ from jax import Array
 from regard.front_door import prepare
 from regard.mask import Mask, resolve
 from regard.normalize import Normalizer, Softmax
-from regard.pool.blockwise import blockwise, blockwise_weights
+from regard.pool.blockwise import blockwise
 from regard.pool.choose import Choice
 from regard.pool.layout import forced_tiling
 from regard.pool.problem import Problem
 from regard.pool.reference import dense_weights, reference, reference_scores
 from regard.pool.tiles import Tiling
+from regard.pool.ways import blockwise_weights
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Score, accumulation_dtype
 from regard.score.dot import Dot

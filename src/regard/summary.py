@@ -16,18 +16,12 @@ from jax import Array, lax
 from regard.front_door import prepare
 from regard.mask import Mask
 from regard.normalize import Normalizer, Softmax
-from regard.pool.blockwise import (
-    Way,
-    find_ways,
-    join,
-    pool_query_block,
-    sweeper,
-    take_way,
-    visit_bounds,
-)
+from regard.pool.blockwise import join, pool_query_block, sweeper
 from regard.pool.layout import forced_tiling, lay_out
 from regard.pool.problem import Problem
 from regard.pool.tiles import TilePlan, Tiles
+from regard.pool.visits import visit_bounds
+from regard.pool.ways import Way, find_ways, take_way
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Score
 from regard.score.dot import Dot

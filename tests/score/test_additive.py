@@ -1,5 +1,6 @@
 """The additive score's contract: the lift is never silently outside its stated tolerance."""
 
+import contextlib
 import functools
 
 import jax
@@ -15,10 +16,15 @@ from regard.pool.layout import tiling
 from regard.score.additive import lift_anywhere
 
 
+@pytest.fixture
+def as_run():
+    """For a test of what this device runs of its own accord."""
+
+
 @pytest.fixture(autouse=True)
-def _lift():
+def _lift(request):
     """The lift also on a CPU, where the form of test_logistic_form.py is faster."""
-    with lift_anywhere():
+    with contextlib.nullcontext() if "as_run" in request.fixturenames else lift_anywhere():
         yield
 
 
@@ -109,6 +115,33 @@ def test_float32_against_the_oracle(scale, tolerance, forward, lifts):
     assert_close(out, pooled.out, forward, "out")
     for name in GRADIENTS:
         assert_close(gradients[name], slopes[name], 1e-4, f"gradient of {name}")
+
+
+@pytest.mark.usefixtures("as_run")
+@pytest.mark.parametrize(("scale", "forward"), [(1.0, 2e-6), (10.0, 1e-5), (100.0, 1e-4)])
+def test_float32_as_this_device_runs_it(scale, forward):
+    """The issue's numbers once more, without forcing the lift."""
+    run.clear_cache()
+    out, gradients, _ = run(as_jax(drawn(scale)), jnp.asarray(LENS))
+    run.clear_cache()
+    pooled, slopes = expected(scale)
+    assert_close(out, pooled.out, forward, "out")
+    for name in GRADIENTS:
+        assert_close(gradients[name], slopes[name], 10 * forward + 1e-4, f"gradient of {name}")
+
+
+@pytest.mark.usefixtures("as_run")
+def test_offsets_that_cancel_as_this_device_runs_it():
+    """x + 60 and y - 60: e^2x is out of float32's range until it is centered."""
+    arrays = offset_by(60.0)
+    run.clear_cache()
+    out, gradients, _ = run(as_jax(arrays), jnp.asarray(LENS))
+    run.clear_cache()
+    # float32 holds 60 + x to 4e-6 only, before anything of ours.
+    assert_close(out, expected()[0].out, 2e-5, "out")
+    for name in ("query", "key", "value"):
+        wanted = expected()[1][name]
+        assert_close(gradients[name][..., : wanted.shape[-1]], wanted, 1e-4, f"gradient of {name}")
 
 
 def test_a_broken_weight_shows():
@@ -214,17 +247,21 @@ def test_float64_is_exact():
         assert_close(gradients[name], expected()[1][name], 1e-13, f"gradient of {name}")
 
 
+def offset_by(offset):
+    """A constant input column with a constant kernel row is a bias: +offset on x, -offset on y."""
+    arrays = dict(drawn())
+    for side, sign in (("query", 1), ("key", -1)):
+        ones = np.ones((*arrays[side].shape[:2], 1))
+        arrays[side] = np.concatenate([arrays[side], ones], axis=-1)
+        row = np.full((1, H), sign * offset)
+        arrays[f"{side}_kernel"] = np.concatenate([arrays[f"{side}_kernel"], row])
+    return arrays
+
+
 def test_a_large_offset_between_the_two_sides_cancels():
     """x + 1000 and y - 1000: each is far out of range, their sum is not, and centering knows it."""
-    arrays = dict(drawn())
-    # A constant input column with a constant kernel row is a bias: +1000 on x, -1000 on y.
-    for side, offset in (("query", 1000.0), ("key", -1000.0)):
-        arrays[side] = np.concatenate(
-            [arrays[side], np.ones((*arrays[side].shape[:2], 1))], axis=-1
-        )
-        row = np.full((1, H), offset)
-        arrays[f"{side}_kernel"] = np.concatenate([arrays[f"{side}_kernel"], row])
-    out, _, _ = run(as_jax(arrays), jnp.asarray(LENS))
+    out, _, lifted = run(as_jax(offset_by(1000.0)), jnp.asarray(LENS))
+    assert bool(lifted)
     # float32 holds 1000 + x to 6e-5 only, before anything of ours: each pre-activation is off by
     # that.
     assert_close(out, expected()[0].out, 2e-4, "out")

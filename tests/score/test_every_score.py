@@ -61,6 +61,17 @@ CASES = [
         + [of(score, rank=RANK_2, mask="lengths per query") for score in ("gaussian", "additive")]
     )
     if _comparable(case)
+] + [
+    # The additive score as this device runs it: on a CPU without the lift.
+    of(score, backend="blockwise as run", **others)
+    for score, others in (
+        ("additive", {"mask": WORST, "biased": True, "regime": "sparsemax"}),
+        ("additive", {"regime": "kernel"}),
+        ("additive", {"dtype": "bfloat16"}),
+        ("additive", {"dtype": "float64"}),
+        ("additive per head", {"mask": "everything"}),
+        ("additive, projected", {"rank": RANK_2, "mask": "lengths per query"}),
+    )
 ]
 
 

@@ -16,17 +16,10 @@ from jax import Array, lax
 from regard.mask import Allowed
 from regard.pool.layout import lay_out
 from regard.pool.problem import Problem
-from regard.pool.reference import dense_weights
 from regard.pool.tiles import Operands, TilePlan, Tiles, Tiling, pad_rows
-from regard.score.contract import Lift, Score, accumulation_dtype, repeat_heads
+from regard.pool.visits import visit_bounds, visited
+from regard.pool.ways import find_ways
 from regard.shapes import Axes
-
-
-class Way(NamedTuple):
-    """One way to score tiles: a projected score and its inputs, or a lift; neither: no scores."""
-
-    scored: tuple[Score, Array, Array] | None
-    lift: Lift | None
 
 
 def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Array, Array]:
@@ -42,102 +35,6 @@ def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Ar
     if ways[0].lift is None or in_range is None:
         return out, jnp.array(ways[0].lift is not None)
     return out, in_range
-
-
-def blockwise_weights(problem: Problem) -> Array:
-    """The weights that `blockwise` pools with, [B, N, T, S], dense: lifted where it lifts."""
-    axes = problem.axes
-
-    def run(way: Way) -> Array:
-        if way.lift is not None:
-            return dense_weights(problem, way.lift.scores())
-        if way.scored is None:
-            wide = accumulation_dtype(problem.query.dtype)
-            return dense_weights(problem, jnp.zeros((axes.B, axes.N, axes.T, axes.S), wide))
-        score, query, key = way.scored
-        return dense_weights(problem, score.scores(query, repeat_heads(key, query)))
-
-    return take_way(*find_ways(problem), run)
-
-
-def find_ways(problem: Problem) -> tuple[list[Way], Array | None]:
-    """The quickest way to score this problem's tiles; with a second one, for data out of range."""
-    if not problem.normalize.uses_scores:
-        return [Way(None, None)], None
-    query, key = problem.query, problem.key
-    if problem.score.per_head():
-        key = repeat_heads(key, query)
-    score, query, key = problem.score.projected(query, key)
-    visible = problem.visible
-    if visible is not None and visible.shape[1] != key.shape[1]:
-        visible = jnp.repeat(visible, key.shape[1] // visible.shape[1], axis=1)
-    definition = Way((score, query, key), None)
-    lift = score.lift(query, key, visible=visible)
-    if lift is not None:
-        first, in_range = Way(None, lift), lift.in_range
-    else:
-        tiled = score.tiled(query, key, visible=visible)
-        if tiled is None:
-            return [definition], None
-        first, in_range = Way((tiled.score, tiled.query, tiled.key), None), tiled.in_range
-    return ([first] if in_range is None else [first, definition]), in_range
-
-
-def take_way(ways: list[Way], in_range: Array | None, run: Callable[[Way], Any]) -> Any:
-    """run(the first way), or the second where the data is out of the first one's range."""
-    if in_range is None:
-        return run(ways[0])
-    return lax.cond(in_range, lambda: run(ways[0]), lambda: run(ways[1]))
-
-
-def visit_bounds(plan: TilePlan, allowed: Allowed) -> tuple[Array, Array] | None:
-    """First and last key block + 1 to visit, [groups, query_blocks] each; None: visit all."""
-    sizes, shape = plan.tiling, (plan.groups, plan.query_blocks)
-
-    def per_block(bound: Array, reduce: Callable) -> Array:
-        """[B|1, N|1, T|1] -> [groups|1, query_blocks|1]."""
-        b, n, t = bound.shape
-        groups, blocks = (1 if b == 1 else shape[0]), (1 if t == 1 else shape[1])
-        return reduce(bound.reshape(groups, b // groups, n, blocks, t // blocks), axis=(1, 2, 4))
-
-    if allowed.everything():
-        return None
-    low, high = jnp.zeros(shape, jnp.int32), jnp.full(shape, plan.key_blocks, jnp.int32)
-    if allowed.start is not None:
-        low = jnp.maximum(low, per_block(allowed.start, jnp.min) // sizes.block_k)
-    if allowed.end is not None:
-        high = jnp.minimum(high, -(-per_block(allowed.end, jnp.max) // sizes.block_k))
-    for query_ids, key_ids in allowed.segment_ids:
-        first, last = _segment_bounds(plan, query_ids, key_ids)
-        low, high = jnp.maximum(low, first), jnp.minimum(high, last)
-    return low, high
-
-
-def _segment_bounds(plan: TilePlan, query_ids: Array, key_ids: Array) -> tuple[Array, Array]:
-    """The hull of the key blocks whose ids overlap a query block's, by their least and greatest."""
-
-    def spans(ids: Array, block: int) -> tuple[Array, Array]:
-        groups = 1 if ids.shape[0] == 1 else plan.groups
-        ids = ids.reshape(groups, ids.shape[0] // groups, -1, block)
-        return ids.min((1, 3)), ids.max((1, 3))  # [groups|1, blocks]
-
-    query_low, query_high = spans(query_ids, plan.tiling.block_q)
-    key_low, key_high = spans(key_ids, plan.tiling.block_k)
-    meet = (query_low[:, :, None] <= key_high[:, None, :]) & (
-        key_low[:, None, :] <= query_high[:, :, None]
-    )
-    block = jnp.arange(plan.key_blocks, dtype=jnp.int32)[None, None, :]
-    first = jnp.where(meet, block, plan.key_blocks).min(-1)
-    return first, jnp.where(meet, block + 1, 0).max(-1)
-
-
-def visited(
-    tiles: Tiles, bounds: tuple[Array, Array] | None, iq: Array
-) -> tuple[Array | int, Array | int]:
-    """First and last key block + 1 of a query block."""
-    if bounds is None:
-        return 0, tiles.plan.key_blocks
-    return bounds[0][tiles.group, iq], bounds[1][tiles.group, iq]
 
 
 def sweeper(
@@ -452,10 +349,10 @@ def _sweep_back(
         d_query, ((d_score, d_bias), (d_key, d_value, d_expansion)) = carry
         key, pull_key = jax.vjp(tiles.open_key, tiles.expansion, tiles.key_block(ik))
         scores = tiles.pair_flipped(tiles.score, query, key)
-        scores, allowed = tiles.finish_flipped(scores, iq, ik)
+        scores, allowed = tiles.finish_scores(scores, iq, ik, flipped=True)
         keys = tiles.key_indices(ik, flipped=True)
         weights = normalize.recall(flipped, scores, allowed, keys)
-        keep = tiles.keep_flipped(iq, ik)
+        keep = tiles.keep_block(iq, ik, flipped=True)
         kept = weights if keep is None else weights * keep
         d_value = _add_block(d_value, tiles.d_value(kept, d_rows), 2, ik)
         if query and normalize.learns:

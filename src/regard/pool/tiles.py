@@ -224,16 +224,18 @@ class Tiles:
 
     # -- bias, mask, dropout --------------------------------------------------------------------
 
-    def finish_scores(self, scores: Array, iq: Array, ik: Array) -> tuple[Array, Array | None]:
+    def finish_scores(
+        self, scores: Array, iq: Array, ik: Array, flipped: bool = False
+    ) -> tuple[Array, Array | None]:
         """Adds the bias; -inf where masked. Returns scores and the tile's mask."""
-        tiling = self.plan.tiling
+        tiling, fit = self.plan.tiling, self._flip if flipped else self._spread
         if self.bias is not None:
             bias = _block(_block(self.bias, 2, iq, tiling.block_q), 3, ik, tiling.block_k)
-            scores = scores + self._spread(bias.astype(scores.dtype))
+            scores = scores + fit(bias.astype(scores.dtype))
         allowed = self.allowed_block(iq, ik)
         if allowed is None:
             return scores, None
-        allowed = self._spread(allowed)
+        allowed = fit(allowed)
         return jnp.where(allowed, scores, -jnp.inf), allowed
 
     def allowed_block(self, iq: Array, ik: Array) -> Array | None:
@@ -259,35 +261,19 @@ class Tiles:
             allowed = allowed & part
         return allowed
 
-    def finish_flipped(self, scores: Array, iq: Array, ik: Array) -> tuple[Array, Array | None]:
-        """`finish_scores` for a flipped tile."""
-        tiling = self.plan.tiling
-        if self.bias is not None:
-            bias = _block(_block(self.bias, 2, iq, tiling.block_q), 3, ik, tiling.block_k)
-            scores = scores + self._flip(bias.astype(scores.dtype))
-        allowed = self.allowed_block(iq, ik)
-        if allowed is None:
-            return scores, None
-        allowed = self._flip(allowed)
-        return jnp.where(allowed, scores, -jnp.inf), allowed
-
-    def keep_block(self, iq: Array, ik: Array) -> Array | None:
-        """Dropout's factors for a tile, [Z, q, s]; None without dropout."""
+    def keep_block(self, iq: Array, ik: Array, flipped: bool = False) -> Array | None:
+        """Dropout's factors for a tile; None without dropout."""
         if self.seed is None:
             return None
         tiling, axes = self.plan.tiling, self.plan.axes
         example = self.group * tiling.block_b + jnp.arange(tiling.block_b, dtype=jnp.int32)
         head = jnp.arange(axes.N, dtype=jnp.int32)
         query = iq * tiling.block_q + jnp.arange(tiling.block_q, dtype=jnp.int32)
-        key = ik * tiling.block_k + jnp.arange(tiling.block_k, dtype=jnp.int32)
         row = (example[:, None] * axes.N + head[None, :])[..., None] * axes.T + query[None, None]
         rows = row.reshape(*self.plan.lead, tiling.block_q, 1)  # [b, N, q] -> [Z, q, 1]
-        keys = key.reshape((1,) * (rows.ndim - 1) + key.shape)
-        return keep_scale(self.seed, rows, keys, self.plan.dropout_rate, self.plan.wide)
-
-    def keep_flipped(self, iq: Array, ik: Array) -> Array | None:
-        keep = self.keep_block(iq, ik)
-        return None if keep is None else self._flip(self._apart(keep))
+        keys, rate = self.key_indices(ik), self.plan.dropout_rate
+        keep = keep_scale(self.seed, rows, keys, rate, self.plan.wide)
+        return self._flip(self._apart(keep)) if flipped else keep
 
     def key_indices(self, ik: Array, flipped: bool = False) -> Array:
         """Which keys a block holds: [1, 1, s] against a tile, [1, s, 1] against a flipped one."""

@@ -1,0 +1,103 @@
+"""Features of the additive lift: sines and cosines of odd multiples of one angle, cheaply.
+
+What the series is comes from sine_series.py; when it may be used is decided in additive.py.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from regard.score.contract import repeat_heads
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class SineExpansion:
+    """phi(x) = [c_r w sin ω_r x, c_r w cos ω_r x], psi(y) = [cos ω_r y, sin ω_r y].
+
+    Attributes:
+        frequency: [..., K, 1, h], π/2P of the series each hidden unit took.
+        amplitude: [..., N, R, h], its coefficients times w.
+    """
+
+    frequency: Array
+    amplitude: Array
+
+    def query(self, compact: Float[Array, "... T h"]) -> Float[Array, "... T R2h"]:
+        terms = self.amplitude.shape[-2]
+        sin, cos = sines(compact * repeat_heads(self.frequency, compact), terms)
+        amplitude = self.amplitude[..., None, :, :]  # [..., N, 1, R, h]
+        return _flatten(amplitude * sin, amplitude * cos)
+
+    def key(self, compact: Float[Array, "... S h"]) -> Float[Array, "... S R2h"]:
+        sin, cos = sines(compact * self.frequency, self.amplitude.shape[-2])
+        return _flatten(cos, sin)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def sines(angle: Float[Array, "... h"], terms: int) -> tuple[Array, Array]:
+    """sin and cos of (2r-1)·angle for r = 1..R, each [..., R, h], from one sine and one cosine.
+
+    (2r-1) = (2a+1) + 2Ab: a few small multiples by angle addition, then every pair of them at
+    once, so that each feature costs three flops and at most a handful of roundings.
+    """
+    block = max(1, 1 << (max(terms - 1, 1).bit_length() // 2))  # A, about sqrt(R)
+    steps = -(-terms // block)
+    first = (jnp.sin(angle), jnp.cos(angle))
+    double = _turn(first, first)
+    near = [first]
+    for _ in range(block - 1):
+        near.append(_turn(near[-1], double))
+    if steps == 1:
+        return _stack(near, terms)
+    stride = double
+    for _ in range(block.bit_length() - 1):
+        stride = _turn(stride, stride)  # angle · 2A
+    far = [(jnp.zeros_like(angle), jnp.ones_like(angle)), stride]
+    for b in range(2, steps):
+        far.append(_turn(far[b // 2], far[b - b // 2]))
+    near_sin, near_cos = (part[..., None, :, :] for part in _stack(near, block))
+    far_sin, far_cos = (part[..., :, None, :] for part in _stack(far, steps))
+    shape = (*angle.shape[:-1], steps * block, angle.shape[-1])
+    sin = (near_sin * far_cos + near_cos * far_sin).reshape(shape)[..., :terms, :]
+    cos = (near_cos * far_cos - near_sin * far_sin).reshape(shape)[..., :terms, :]
+    return sin, cos
+
+
+def _sines_forward(angle: Array, terms: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    both = sines(angle, terms)
+    return both, both
+
+
+def _sines_backward(
+    terms: int, both: tuple[Array, Array], cotangents: tuple[Array, Array]
+) -> tuple[Array]:
+    sin, cos = both
+    multiples = jnp.asarray(2 * np.arange(terms) + 1, sin.dtype)[:, None]
+    multiples = multiples.reshape((1,) * (sin.ndim - 2) + multiples.shape)
+    return (jnp.sum(multiples * (cotangents[0] * cos - cotangents[1] * sin), axis=-2),)
+
+
+sines.defvjp(_sines_forward, _sines_backward)
+
+
+def _turn(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+    """(sin, cos) of the sum of two angles."""
+    return a[0] * b[1] + a[1] * b[0], a[1] * b[1] - a[0] * b[0]
+
+
+def _stack(pairs: list[tuple[Array, Array]], count: int) -> tuple[Array, Array]:
+    """Pairs of [..., h] -> two [..., count, h]."""
+    sin, cos = zip(*pairs[:count], strict=True)
+    return jnp.stack(sin, axis=-2), jnp.stack(cos, axis=-2)
+
+
+def _flatten(first: Array, second: Array) -> Array:
+    """Two [..., R, h] -> [..., 2Rh]."""
+    both = jnp.concatenate([first, second], axis=-2)
+    return both.reshape(*both.shape[:-2], -1)
