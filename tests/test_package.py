@@ -23,12 +23,12 @@ PACKAGE = ROOT / "src" / "regard"
 # From the bottom up: a module imports from its own layer and from those below it. The names are
 # those of regard's modules and subpackages; "regard" is the public front, regard/__init__.py.
 LAYERS = (
-    {"score", "mask", "normalize", "dropout", "shapes"},
+    {"score", "mask", "normalize", "dropout", "shapes", "varying"},
     {"pool"},
     {"front_door"},
     {"attend", "summary"},
     {"regard"},
-    {"parameters", "nnx", "linen"},
+    {"parameters", "cache", "multi_head", "head_plan", "nnx", "linen", "interop"},
     {"seq2seq"},
     {"show"},
     {"d2l", "bench", "cli", "playground"},

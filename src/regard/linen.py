@@ -1,6 +1,6 @@
 """Flax linen front end: modules that own parameters and call `regard.attend`.
 
-Names, shapes and initializers are in parameters.py and multi_head.py, shared with `regard.nnx`:
+Names, shapes and initializers are in parameters.py and head_plan.py, shared with `regard.nnx`:
 the same parameters give the same bits in both.
 """
 
@@ -19,8 +19,9 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 from regard.cache import KVCache
+from regard.head_plan import plan
 from regard.mask import Mask
-from regard.multi_head import MultiHead, plan
+from regard.multi_head import MultiHead
 from regard.normalize import Normalizer, Softmax
 from regard.parameters import (
     LOGICAL_AXES,
@@ -35,6 +36,7 @@ from regard.parameters import (
     default_bias_init,
     default_kernel_init,
     drops,
+    first_of,
     fit,
     no_rng,
 )
@@ -411,7 +413,7 @@ class MultiHeadAttention(_Attention):
         head widths themselves). dtype: None takes the module's dtype, or else param_dtype.
         """
         heads = self._plan()
-        return heads.init_cache(batch, max_len, dtype or self.dtype or self.param_dtype)
+        return heads.init_cache(batch, max_len, first_of(dtype, self.dtype, self.param_dtype))
 
     def _plan(
         self, query: Array | None = None, key: Array | None = None, value: Array | None = None

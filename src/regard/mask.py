@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.shapes import Axes, shape_error
+from regard.varying import vary_as
 
 
 class Band(NamedTuple):
@@ -153,24 +154,73 @@ class Allowed:
         return functools.reduce(jnp.logical_and, parts) if parts else None
 
     def visible_keys(self, axes: Axes) -> Array | None:
-        """[B|1, N|1, S] bool: keys that some query may look at; None means all.
-
-        Exact for each kind of mask; where kinds are combined, a key counts as visible if each
-        of them shows it to someone.
-        """
-        parts = []
+        """[B|1, N|1, S] bool: keys that some query may look at; None means all."""
+        if self._kinds() > 1:
+            return self._by_blocks(axes)[0]
         if self.start is not None or self.end is not None:
-            parts.append(self._visible_in_ranges(axes))
+            return self._visible_in_ranges(axes)
         for query_ids, key_ids in self.segment_ids:
-            parts.append(jax.vmap(jnp.isin)(*_same_batch(key_ids, query_ids))[:, None, :])
-        parts += [jnp.broadcast_to(a.any(2), (*a.shape[:2], axes.S)) for a in self.arrays]
-        return functools.reduce(jnp.logical_and, parts) if parts else None
+            return _is_in(key_ids, query_ids)[:, None, :]
+        for array in self.arrays:
+            return jnp.broadcast_to(array.any(2), (*array.shape[:2], axes.S))
+        return None
 
-    def seeing_queries(self) -> Array | None:
-        """[B|1, N|1, T|1] bool: False for a query whose range of keys is empty; None: unknown."""
-        if self.end is None:
-            return None
-        return self.end > (0 if self.start is None else self.start)
+    def seeing_queries(self, axes: Axes) -> Array | None:
+        """[B|1, N|1, T|1] bool: queries that may look at some key; None means all."""
+        if self._kinds() > 1:
+            return self._by_blocks(axes)[1]
+        if self.end is not None:
+            return self.end > (0 if self.start is None else self.start)
+        if self.start is not None:
+            return self.start < axes.S
+        for query_ids, key_ids in self.segment_ids:
+            return _is_in(query_ids, key_ids)[:, None, :]
+        for array in self.arrays:
+            return array.any(3)
+        return None
+
+    def _kinds(self) -> int:
+        ranges = self.start is not None or self.end is not None
+        return ranges + len(self.segment_ids) + len(self.arrays)
+
+    def _by_blocks(self, axes: Axes) -> tuple[Array, Array]:
+        """Visible keys and seeing queries of masks combined, a block of queries at a time.
+
+        Each mask may show a key to someone while no query sees it through all of them, so there
+        is no way around the pairs; there is one around holding them all.
+        """
+        block = min(128, axes.T)
+        count = -(-axes.T // block)
+
+        def rows(array: Array, axis: int, index: Array) -> Array:
+            if array.shape[axis] == 1:
+                return array
+            at = jnp.minimum(
+                index * block, axes.T - block
+            )  # the last block overlaps, which is fine
+            return jax.lax.dynamic_slice_in_dim(array, at, block, axis)
+
+        def look(visible: Array, index: Array) -> tuple[Array, Array]:
+            part = Allowed(
+                None if self.start is None else rows(self.start, 2, index),
+                None if self.end is None else rows(self.end, 2, index),
+                tuple((rows(q, 1, index), k) for q, k in self.segment_ids),
+                tuple(rows(array, 2, index) for array in self.arrays),
+            ).dense(axes)
+            part = jnp.broadcast_to(part, (*part.shape[:2], block, axes.S))
+            return visible | part.any(2), part.any(3)
+
+        leading = jnp.broadcast_shapes(
+            *(bound.shape[:2] for bound in (self.start, self.end) if bound is not None),
+            *((ids.shape[0], 1) for pair in self.segment_ids for ids in pair),
+            *(array.shape[:2] for array in self.arrays),
+        )
+        start = vary_as(jnp.zeros((*leading, axes.S), bool), self)
+        visible, seeing = jax.lax.scan(look, start, jnp.arange(count, dtype=jnp.int32))
+        ends = jnp.minimum(jnp.arange(count) * block, axes.T - block)
+        where = (ends[:, None] + jnp.arange(block)[None, :]).reshape(-1)
+        seeing = jnp.moveaxis(seeing, 0, 2).reshape(*leading, count * block)
+        return visible, jnp.zeros((*leading, axes.T), bool).at[..., where].set(seeing)
 
     def _visible_in_ranges(self, axes: Axes) -> Array:
         shape = jnp.broadcast_shapes(
@@ -238,8 +288,8 @@ def _canonical_lens(lens: Array, axes: Axes) -> Array:
     if lens.ndim == 3:
         return lens
     if axes.rank == 2:
-        return lens.reshape(1, 1, -1)
-    return lens.reshape((B, 1, -1) if lens.ndim else (1, 1, 1))
+        return lens.reshape(1, 1, T if lens.ndim else 1)
+    return lens.reshape((B, 1, T if lens.ndim == 2 else 1) if lens.ndim else (1, 1, 1))
 
 
 def _as_dtype(bound: int, dtype: jnp.dtype) -> Array:
@@ -284,6 +334,8 @@ def _canonical_array(array: Array, axes: Axes) -> Array:
     return axes.canonical_pairs("mask", array)
 
 
-def _same_batch(a: Array, b: Array) -> tuple[Array, Array]:
-    batch = max(a.shape[0], b.shape[0])
-    return jnp.broadcast_to(a, (batch, a.shape[1])), jnp.broadcast_to(b, (batch, b.shape[1]))
+def _is_in(ids: Array, others: Array) -> Array:
+    """Which ids occur among the others, row by row; by sorting, so that no pair is ever formed."""
+    batch = max(ids.shape[0], others.shape[0])
+    ids, others = (jnp.broadcast_to(a, (batch, a.shape[1])) for a in (ids, others))
+    return jax.vmap(functools.partial(jnp.isin, method="sort"))(ids, others)

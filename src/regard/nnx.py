@@ -1,6 +1,6 @@
 """Flax NNX front end: modules that own parameters and call `regard.attend`.
 
-Names, shapes and initializers are in parameters.py and multi_head.py, shared with `regard.linen`:
+Names, shapes and initializers are in parameters.py and head_plan.py, shared with `regard.linen`:
 the same parameters give the same bits in both.
 """
 
@@ -21,8 +21,8 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 from regard.cache import KVCache
+from regard.head_plan import plan
 from regard.mask import Mask
-from regard.multi_head import plan
 from regard.normalize import Normalizer, Softmax
 from regard.parameters import (
     LOGICAL_AXES,
@@ -37,6 +37,7 @@ from regard.parameters import (
     default_bias_init,
     default_kernel_init,
     drops,
+    first_of,
     fit,
     flatten,
     no_rng,
@@ -500,7 +501,7 @@ class MultiHeadAttention(_Attention):
 
         dtype: None takes the module's dtype, or else param_dtype.
         """
-        return self.heads.init_cache(batch, max_len, dtype or self.dtype or self.param_dtype)
+        return self.heads.init_cache(batch, max_len, first_of(dtype, self.dtype, self.param_dtype))
 
 
 class _Group(nnx.Module):

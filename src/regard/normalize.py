@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from regard.varying import vary_as
+
 Rows = tuple[int, ...]
 Sweep = Callable[[Callable[[Any, Array, Array | None, Array], Any], Any], Any]
 
@@ -172,7 +174,7 @@ class Sparsemax(Normalizer):
             return state[1] & (state[2] < 64)
 
         start = (jnp.full(rows, -1.0, dtype), jnp.array(True), jnp.array(0, jnp.int32))
-        tau = jax.lax.while_loop(moving, newton, start)[0]
+        tau = jax.lax.while_loop(moving, newton, vary_as(start, top))[0]
         return top, tau
 
     def start(self, rows: Rows, dtype: jnp.dtype) -> Any:

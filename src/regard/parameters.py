@@ -1,7 +1,7 @@
 """What the module front ends share: parameter names, shapes, initializers and logical axes.
 
 `regard.nnx` and `regard.linen` own arrays; everything that decides what they are, and what is
-computed with them, is here, in multi_head.py and in cache.py. So the same
+computed with them, is here, in head_plan.py, in multi_head.py and in cache.py. So the same
 parameters give the same bits in both. Nothing here imports Flax.
 """
 
@@ -265,6 +265,11 @@ def matmul_precision_of(precision: Any) -> Iterator[None]:
         )
     with jax.default_matmul_precision(precision):
         yield
+
+
+def first_of(*dtypes: Any) -> Any:
+    """The first that is given."""
+    return next(dtype for dtype in dtypes if dtype is not None)
 
 
 def drops(owner: str, rate: float, at_call: bool | None, at_construction: bool | None) -> bool:

@@ -26,6 +26,7 @@ from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Score
 from regard.score.dot import Dot
 from regard.shapes import Axes
+from regard.varying import vary_as
 
 
 @jax.tree_util.register_dataclass
@@ -255,7 +256,8 @@ def _look(
                 sweep = sweeper(tiles, bounds, iq, query)
                 return query_block(tiles, sweep, stats, iq, carry)
 
-            return lax.scan(one, start(plan), jnp.arange(plan.query_blocks, dtype=jnp.int32))
+            blocks = jnp.arange(plan.query_blocks, dtype=jnp.int32)
+            return lax.scan(one, vary_as(start(plan), operands), blocks)
 
         carry, per_query = lax.map(group, jnp.arange(plan.groups, dtype=jnp.int32))
         return finish(plan, carry, per_query)

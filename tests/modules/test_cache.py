@@ -19,7 +19,6 @@ SCORES = {
     "additive": dict(score="additive"),
     "additive, kernels": dict(score="additive", hidden_features=5, key_head_features=2),
     "mixed, grouped": dict(score=("dot", "gaussian", "additive", "additive"), key_heads=2),
-    "fixed": dict(score=regard.Gaussian(1.5)),
 }
 
 

@@ -236,6 +236,21 @@ def test_without_flax_the_pip_command_is_the_answer(front_end):
     ], done.stderr
 
 
+def test_interop_needs_none_of_the_libraries():
+    code = """
+        import sys
+        for library in ("flax", "keras", "equinox", "torch"):
+            sys.modules[library] = None
+        import numpy as np, regard.interop
+        state = {"in_proj_weight": np.ones((24, 8)), "out_proj.weight": np.ones((8, 8))}
+        print(regard.interop.from_torch(state, num_heads=2).params["query"]["kernel"].shape)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", inspect.cleandoc(code)], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "(8, 2, 4)\n", done.stderr
+
+
 # ---------------------------------------------------------------------------------------------
 # Weights of other libraries that are not what they should be.
 

@@ -108,7 +108,10 @@ def keras_heads(use_bias=True, groups=None):
         layer.build((B, T, FEATURES), (B, S, FEATURES), (B, S, FEATURES))
 
     def call(weights, query, key, value, may):
-        out, _ = layer.stateless_call(weights, [], query, value, key, attention_mask=may)
+        # Asked for its weights, Keras leaves jax.nn's path, which refuses its own value_dim.
+        (out, _), _ = layer.stateless_call(
+            weights, [], query, value, key, attention_mask=may, return_attention_scores=True
+        )
         return out
 
     shapes = [np.zeros(weight.shape) for weight in layer.trainable_variables]

@@ -97,31 +97,33 @@ def assert_near(got, expected, what):
     assert error <= 1e-5, f"{what}: relative error {error:.1e}"
 
 
-@pytest.mark.parametrize("mask", MASKS)
 @on_every_peer
-def test_outputs_and_gradients_are_the_same(name, mask):
+def test_outputs_and_gradients_are_the_same(name):
     layer = peer(name)
-    arrays, mask = inputs(layer.read(layer.arrays)), MASKS[mask]
+    arrays, params = inputs(layer.read(layer.arrays)), loaded(layer)
     cotangent = cotangent_of(layer, arrays)
-    out, slopes, by_inputs = layer.run(layer.arrays, *arrays, table(mask), cotangent)
-    got, our_slopes, our_by_inputs = our_program(name)(loaded(layer), arrays, mask, cotangent)
-    assert_near(got, out, "output")
-    for side, a, b in zip(("query", "key", "value"), our_by_inputs, by_inputs, strict=True):
-        assert_near(a, b, f"gradient by {side}")
-    if not jax.tree.leaves(slopes):
-        return
-    # Their gradients, renamed and reshaped as their weights are.
-    expected = layer.read(slopes).params
+    for label, mask in MASKS.items():
+        out, slopes, by_inputs = layer.run(layer.arrays, *arrays, table(mask), cotangent)
+        got, our_slopes, our_by_inputs = our_program(name)(params, arrays, mask, cotangent)
+        assert_near(got, out, f"{label}: output")
+        for side, a, b in zip(("query", "key", "value"), our_by_inputs, by_inputs, strict=True):
+            assert_near(a, b, f"{label}: gradient by {side}")
+        if jax.tree.leaves(slopes):
+            assert_slopes_near(layer, our_slopes, slopes, label)
+
+
+def assert_slopes_near(layer, ours, theirs, label):
+    """Gradients by the parameters; theirs renamed and reshaped as their weights are."""
+    expected = layer.read(theirs).params
     scale = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
     for path, leaf in jax.tree_util.tree_leaves_with_path(expected):
-        own = functools.reduce(lambda tree, step: tree[step.key], path, our_slopes)
-        label = jax.tree_util.keystr(path)
+        own = functools.reduce(lambda tree, step: tree[step.key], path, ours)
         if path_name(path) == "key.bias":
             # It moves all scores of a query alike, so its gradient is 0 and what is there is
             # rounding, on both sides.
-            np.testing.assert_allclose(own, leaf, atol=1e-5 * scale, err_msg=label)
+            np.testing.assert_allclose(own, leaf, atol=1e-5 * scale)
         elif not missing_bias(layer, path):
-            assert_near(own, leaf, f"gradient by {label}")
+            assert_near(own, leaf, f"{label}: gradient by {path_name(path)}")
 
 
 def path_name(path):

@@ -195,12 +195,17 @@ def masked_batch(console: Console) -> None:
 def long_sequence(console: Console, tokens: int = TOKENS) -> None:
     """Additive attention over a long sequence: its time, and its memory beside the textbook's."""
     hidden = 64
+    how = (
+        "tanh(x + y) = 1 - 2 / (1 + e²ˣ e²ʸ) takes the exponentials out of the pairs"
+        if jax.default_backend() == "cpu"
+        else "it is a short sum of sines, the sine of a sum comes apart into products, and the "
+        "score is a dot product"
+    )
     heading(
         console,
         f"4  Additive attention over {tokens:,} tokens",
         f"""As textbooks write it, wᵀ tanh(W q + U k) makes {tokens:,} × {tokens:,} × {hidden}
-        numbers before it sums them. Here tanh is a short sum of sines, the sine of a sum comes
-        apart into products, and the score is a dot product, computed block by block.""",
+        numbers before it sums them. Here a block is scored at a time, and without a tanh: {how}.""",
     )
     query_rng, key_rng, value_rng, *score_rngs = jax.random.split(jax.random.key(0), 6)
     query = jax.random.normal(query_rng, (1, tokens, hidden), jnp.float32)
@@ -215,7 +220,7 @@ def long_sequence(console: Console, tokens: int = TOKENS) -> None:
     def attend(query, key, value, score):
         return regard.attend(query, key, value, score=score)
 
-    score = regard.Additive(query_kernel, key_kernel, vector, tolerance=1e-3)
+    score = regard.Additive(query_kernel, key_kernel, vector)
     with spinner(console) as progress:
         task = progress.add_task("compiling")
         start = time.perf_counter()
@@ -250,7 +255,7 @@ def long_sequence(console: Console, tokens: int = TOKENS) -> None:
     table.add_row(
         "largest relative error",
         f"{error:.0e}",
-        f"on {few.size} queries; tolerance {score.tolerance:g} per tanh",
+        f"on {few.size} queries, against tanh itself",
     )
     indented(console, table)
 

@@ -20,6 +20,7 @@ from regard.pool.tiles import Operands, TilePlan, Tiles, Tiling, pad_rows
 from regard.pool.visits import visit_bounds, visited
 from regard.pool.ways import find_ways
 from regard.shapes import Axes
+from regard.varying import vary_as
 
 
 def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Array, Array]:
@@ -31,7 +32,8 @@ def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Ar
     # XLA's CPU backend runs what is inside a branch on one core, so there the way not taken is
     # a loop of no rounds; a GPU asks the host before each round of a loop, so there it branches.
     static = Static(problem.axes, plans, branch=platform != "cpu")
-    out = _pool(static, operands, allowed, problem.seed, in_range)
+    inputs = (operands, allowed, problem.seed, in_range)
+    out = _pool(static, *vary_as(inputs, inputs))
     if ways[0].lift is None or in_range is None:
         return out, jnp.array(ways[0].lift is not None)
     return out, in_range
@@ -52,7 +54,7 @@ def sweeper(
             scores, allowed = tiles.finish_scores(tiles.pair(tiles.score, query, key), iq, ik)
             return step(carry, scores, allowed, ik)
 
-        return lax.fori_loop(low, high, body, carry)
+        return lax.fori_loop(low, high, body, vary_as(carry, tiles.everything()))
 
     return sweep
 
@@ -121,11 +123,11 @@ def _forward(
         tiles = Tiles(plan, operands, allowed, seed, index)
         return lax.map(lambda iq: pool_query_block(tiles, bounds, iq), _indices(plan.query_blocks))
 
-    out, stats = _map_rounds(group, plan.groups, _rounds(plan, active))
+    out, stats = _map_rounds(group, plan.groups, _rounds(plan, active), operands)
     return join(plan, out), jax.tree.map(lambda leaf: join(plan, leaf[..., None])[..., 0], stats)
 
 
-def _map_rounds(f: Callable[[Array], Any], size: int, rounds: Array | int) -> Any:
+def _map_rounds(f: Callable[[Array], Any], size: int, rounds: Array | int, like: Any) -> Any:
     """f(0), f(1), ..., stacked; zeros for what comes after `rounds`."""
     if isinstance(rounds, int):
         return lax.map(f, _indices(size))
@@ -137,7 +139,7 @@ def _map_rounds(f: Callable[[Array], Any], size: int, rounds: Array | int) -> An
     def body(index: Array, results: Any) -> Any:
         return _store(results, f(index), index)
 
-    return lax.fori_loop(0, rounds, body, results)
+    return lax.fori_loop(0, rounds, body, vary_as(results, like))
 
 
 def _store(stacks: Any, leaves: Any, index: Array) -> Any:
@@ -240,7 +242,7 @@ def _backward(
     shared = _zeros(plan, (operands.score, operands.bias))
     stacks = _zero_stacks(plan, operands)
     (d_score, d_bias), (d_query, d_key, d_value, d_expansion) = lax.fori_loop(
-        0, _rounds(plan, active), group, (shared, stacks)
+        0, _rounds(plan, active), group, vary_as((shared, stacks), (operands, d_out))
     )
     d_query = jax.tree.map(lambda a: join(plan, a), d_query)
     d_key, d_value, d_expansion = jax.tree.map(  # [groups, b, ...] -> [B, ...]
@@ -288,7 +290,14 @@ def _group_backward(
         sweep = sweeper(tiles, bounds, iq, query)
         delta = _delta(tiles, sweep, iq, d_out, out, stats)
         d_opened, carry = _sweep_back(
-            tiles, bounds, iq, query, d_out, stats, delta, (_zeros(plan, query), carry)
+            tiles,
+            bounds,
+            iq,
+            query,
+            d_out,
+            stats,
+            delta,
+            (vary_as(_zeros(plan, query), (tiles.everything(), rows)), carry),
         )
         d_opened = jax.tree.map(lambda d, x: d.astype(x.dtype), d_opened, query)
         d_expansion, d_query = pull_query(d_opened)
@@ -296,7 +305,9 @@ def _group_backward(
         sum_expansion = jax.tree.map(jnp.add, sum_expansion, d_expansion)
         return (shared, (d_key, d_value, sum_expansion)), d_query
 
-    own = _zeros(plan, (tiles.key, tiles.value, tiles.expansion))
+    own = vary_as(
+        _zeros(plan, (tiles.key, tiles.value, tiles.expansion)), (tiles.everything(), rows)
+    )
     carry, d_query = lax.scan(query_block, (shared, own), _indices(plan.query_blocks))
     shared, (d_key, d_value, d_expansion) = carry
     return shared, (d_query, d_key, d_value, d_expansion)

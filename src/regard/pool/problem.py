@@ -49,6 +49,8 @@ def hide_padding(
 
     Returns query, key, value and the keys' visibility, [B, K, S].
     """
+    if axes.empty():
+        return query, key, value, None
     visible = allowed.visible_keys(axes)  # [B|1, N|1, S]
     if visible is not None:
         if visible.shape[1] not in (1, axes.K):  # any of the query heads that share a key head
@@ -56,7 +58,7 @@ def hide_padding(
         visible = jnp.broadcast_to(visible, (axes.B, axes.K, axes.S))
         key = jnp.where(visible[..., None], key, 0)
         value = None if value is None else jnp.where(visible[..., None], value, 0)
-    seeing = allowed.seeing_queries()  # [B|1, N|1, T|1]
+    seeing = allowed.seeing_queries(axes)  # [B|1, N|1, T|1]
     if seeing is not None:
         query = jnp.where(seeing[..., None], query, 0)
     return query, key, value, visible

@@ -134,6 +134,10 @@ class Tiles:
         self.bias = jax.tree.map(take, operands.bias)
         self.allowed = jax.tree.map(take, allowed)
 
+    def everything(self) -> Any:
+        """All arrays, for those who ask over which mesh axes a tile varies."""
+        return self.query, self.key, self.value, self.bias, self.allowed, self.seed
+
     # -- scores of a tile, and back -------------------------------------------------------------
 
     def query_block(self, iq: Array) -> Any:

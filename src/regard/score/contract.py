@@ -194,12 +194,19 @@ def inner_products(
     query: Float[Array, "... T R"], key: Float[Array, "... S R"]
 ) -> Float[Array, "... T S"]:
     """query . key for every pair, accumulated in float32 or wider."""
+    return _product("...tr,...sr->...ts", query, key)
+
+
+def _product(subscripts: str, left: Array, right: Array) -> Array:
+    wide = accumulation_dtype(left.dtype)
+    if jax.default_backend() == "cpu":  # not every product of 16-bit numbers exists there
+        left, right = left.astype(wide), right.astype(wide)
     return jnp.einsum(
-        "...tr,...sr->...ts",
-        query,
-        key,
-        precision=matmul_precision(query.dtype),
-        preferred_element_type=accumulation_dtype(query.dtype),
+        subscripts,
+        left,
+        right,
+        precision=matmul_precision(left.dtype),
+        preferred_element_type=wide,
     )
 
 
@@ -212,13 +219,7 @@ def project(inputs: Float[Array, "... T H"], kernel: Array) -> Float[Array, "...
         subscripts = "...th,hf->...tf"
     else:
         subscripts = "...nth,nhf->...ntf"
-    return jnp.einsum(
-        subscripts,
-        inputs,
-        kernel.astype(inputs.dtype),
-        precision=matmul_precision(inputs.dtype),
-        preferred_element_type=accumulation_dtype(inputs.dtype),
-    )
+    return _product(subscripts, inputs, kernel.astype(inputs.dtype))
 
 
 def repeat_heads(array: Array, like: Array) -> Array:

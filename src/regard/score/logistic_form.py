@@ -13,6 +13,7 @@ from jax import Array
 from jaxtyping import Float
 
 from regard.score.contract import Score, matmul_precision, with_heads
+from regard.varying import vary_as
 
 # Past this, e^2x e^2y of float32 would leave its range, or its inverse would.
 REACH = 20.0
@@ -88,7 +89,7 @@ def back_by_rows(row, x: Array, y: Array, d_scores: Array) -> tuple[Array, Array
         d_value = d_value + jnp.einsum("...s,...sh->...h", ds, value, precision=precision)
         return (d_y + ds[..., None] * slope, d_value), d_x
 
-    start = jnp.zeros_like(y), jnp.zeros_like(y[..., 0, :])
+    start = vary_as((jnp.zeros_like(y), jnp.zeros_like(y[..., 0, :])), (x, y, d_scores))
     rows = jnp.moveaxis(x, -2, 0), jnp.moveaxis(d_scores, -2, 0)
     (d_y, d_value), d_x = jax.lax.scan(step, start, rows)
     return jnp.moveaxis(d_x, 0, -2), d_y, d_value
