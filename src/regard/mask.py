@@ -6,7 +6,7 @@ ranges all the way into the kernels. Only `Mask.boolean` is ever as large as the
 
 import functools
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -195,9 +195,7 @@ class Allowed:
         def rows(array: Array, axis: int, index: Array) -> Array:
             if array.shape[axis] == 1:
                 return array
-            at = jnp.minimum(
-                index * block, axes.T - block
-            )  # the last block overlaps, which is fine
+            at = jnp.minimum(index * block, axes.T - block)  # the last block may overlap
             return jax.lax.dynamic_slice_in_dim(array, at, block, axis)
 
         def look(visible: Array, index: Array) -> tuple[Array, Array]:
@@ -206,9 +204,9 @@ class Allowed:
                 None if self.end is None else rows(self.end, 2, index),
                 tuple((rows(q, 1, index), k) for q, k in self.segment_ids),
                 tuple(rows(array, 2, index) for array in self.arrays),
-            ).dense(axes)
-            part = jnp.broadcast_to(part, (*part.shape[:2], block, axes.S))
-            return visible | part.any(2), part.any(3)
+            )
+            pairs = jnp.broadcast_to(cast(Array, part.dense(axes)), (*leading, block, axes.S))
+            return visible | pairs.any(2), pairs.any(3)
 
         leading = jnp.broadcast_shapes(
             *(bound.shape[:2] for bound in (self.start, self.end) if bound is not None),

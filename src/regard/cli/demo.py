@@ -205,7 +205,8 @@ def long_sequence(console: Console, tokens: int = TOKENS) -> None:
         console,
         f"4  Additive attention over {tokens:,} tokens",
         f"""As textbooks write it, wᵀ tanh(W q + U k) makes {tokens:,} × {tokens:,} × {hidden}
-        numbers before it sums them. Here a block is scored at a time, and without a tanh: {how}.""",
+        numbers before it sums them. Here a block is scored at a time, and without a tanh:
+        {how}.""",
     )
     query_rng, key_rng, value_rng, *score_rngs = jax.random.split(jax.random.key(0), 6)
     query = jax.random.normal(query_rng, (1, tokens, hidden), jnp.float32)

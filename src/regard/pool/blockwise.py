@@ -300,14 +300,14 @@ def _group_backward(
             (vary_as(_zeros(plan, query), (tiles.everything(), rows)), carry),
         )
         d_opened = jax.tree.map(lambda d, x: d.astype(x.dtype), d_opened, query)
-        d_expansion, d_query = pull_query(d_opened)
+        parts = jax.tree.map(lambda d: d.astype(plan.wide), pull_query(d_opened))
+        d_expansion, d_query = parts
         shared, (d_key, d_value, sum_expansion) = carry
         sum_expansion = jax.tree.map(jnp.add, sum_expansion, d_expansion)
         return (shared, (d_key, d_value, sum_expansion)), d_query
 
-    own = vary_as(
-        _zeros(plan, (tiles.key, tiles.value, tiles.expansion)), (tiles.everything(), rows)
-    )
+    own = _zeros(plan, (tiles.key, tiles.value, tiles.expansion))
+    own = vary_as(own, (tiles.everything(), rows))
     carry, d_query = lax.scan(query_block, (shared, own), _indices(plan.query_blocks))
     shared, (d_key, d_value, d_expansion) = carry
     return shared, (d_query, d_key, d_value, d_expansion)
