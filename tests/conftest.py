@@ -7,6 +7,7 @@ reader's session, with JAX's own defaults.
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before anything imports Keras
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # fits of 24 columns: threads only wait
 
 import hypothesis
 import jax

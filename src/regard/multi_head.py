@@ -13,9 +13,10 @@ from jax import Array
 
 from regard.attend import attend
 from regard.cache import KVCache
-from regard.mask import Mask
+from regard.mask import Mask, resolve
 from regard.parameters import Initializer, Learned, Parameter, Tree, matmul_precision_of
 from regard.score.contract import matmul_precision, promote
+from regard.shapes import Axes
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ class MultiHead:
         if single:
             query, key, value = query[None], key[None], value[None]
         found = _as_mask(mask, valid_lens, single)
+        if cache is None:
+            key, value = self._hide_padding(query, key, value, found)
         if dtype is None:
             dtype = promote(*(x.dtype for x in (query, key, value, *jax.tree.leaves(params))))
         with matmul_precision_of(precision):
@@ -131,6 +134,21 @@ class MultiHead:
             out, weights = out[0], [alpha[0] for alpha in weights]
         results = (out, *weights, *(() if cache is None else (cache,)))
         return results if len(results) > 1 else out
+
+    def _hide_padding(
+        self, query: Array, key: Array, value: Array, mask: Mask
+    ) -> tuple[Array, Array]:
+        """Zeroes what no query may look at, before it is projected: `attend` zeroes it after, but
+        0 times a NaN there would be NaN in a kernel's gradient."""
+        axes = Axes(
+            4,
+            *(query.shape[0], query.shape[1], key.shape[1], self.num_heads, self.num_heads),
+            *(self.query_head_features, self.key_head_features, self.value_head_features),
+        )
+        if axes.empty() or (visible := resolve(mask, None, axes).visible_keys(axes)) is None:
+            return key, value
+        visible = visible.any(1)[..., None]  # [B|1, S, 1]
+        return jnp.where(visible, key, 0), jnp.where(visible, value, 0)
 
     def _pool(
         self,
