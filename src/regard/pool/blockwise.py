@@ -117,7 +117,7 @@ def _forward(
     active: Array | None,
 ) -> tuple[Array, Any]:
     """Output [B, N, rows, V] and the per-query stats, leaves [B, N, rows]; zeros if not active."""
-    bounds = visit_bounds(plan, allowed)
+    bounds = visit_bounds(plan, allowed, active)
 
     def group(index: Array) -> tuple[Array, Any]:
         tiles = Tiles(plan, operands, allowed, seed, index)
@@ -222,7 +222,7 @@ def _backward(
     rows: tuple[Array, Array, Any],
 ) -> Operands:
     """Cotangents of the operands; zeros if not active."""
-    bounds = visit_bounds(plan, allowed)
+    bounds = visit_bounds(plan, allowed, active)
     d_out, out, stats = rows
 
     def lay(array: Array) -> Array:

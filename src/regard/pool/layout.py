@@ -51,9 +51,10 @@ def lay_out(
     compute = problem.query.dtype
     wide = accumulation_dtype(compute, *([] if value is None else [value.dtype]))
     width = 1 if scored is None or lift is not None else scored[0].tile_width(axes.query_width)
+    skips = not allowed.everything()
     plan = TilePlan(
         axes=axes,
-        tiling=_fit(sizes or default_tiling(axes, lift, width, platform), axes),
+        tiling=_fit(sizes or default_tiling(axes, lift, width, skips, platform), axes),
         normalize=problem.normalize,
         dropout_rate=problem.dropout_rate,
         lifted=lift is not None,
@@ -73,7 +74,7 @@ def lay_out(
     return plan, operands, _pad_allowed(allowed, plan, rows, keys)
 
 
-def default_tiling(axes: Axes, lift: Lift | None, width: int, platform: str) -> Tiling:
+def default_tiling(axes: Axes, lift: Lift | None, width: int, skips: bool, platform: str) -> Tiling:
     """Tile sizes that keep a tile in cache on a CPU, and a GPU busy.
 
     `width` is the number of floats the definition holds per pair, 1 for a lift.
@@ -83,9 +84,11 @@ def default_tiling(axes: Axes, lift: Lift | None, width: int, platform: str) -> 
         block_q = max(128, (1 << 26) // (width * axes.B * axes.N * block_k))
         return Tiling(axes.B, _even(axes.T, block_q), block_k)
     # Numbers in a tile. A definition's tile passes through the cache once per number of width.
-    budget = (1 << 19) if width == 1 else (1 << 22) // width
+    budget = (1 << 19) if width == 1 else (1 << 21) // width
     wide_features = lift is not None and lift.expansion is not None
-    block_k = _even(axes.S, max(64, min(512 if wide_features or width > 1 else 1024, budget // 64)))
+    # Smaller blocks of keys where some can be left out: more of them are.
+    longest = 512 if wide_features or width > 1 or skips else 1024
+    block_k = _even(axes.S, max(64, min(longest, budget // 64)))
     limit = 1024 if wide_features else 512  # key features are made again for each query block
     block_q = _even(axes.T, max(32, min(limit, budget // (axes.N * block_k))))
     examples = max(1, budget // (axes.N * block_q * block_k))

@@ -144,7 +144,12 @@ class Tiles:
         return jax.tree.map(lambda a: _block(a, -2, iq, self.plan.tiling.block_q), self.query)
 
     def key_block(self, ik: Array) -> Any:
-        return jax.tree.map(lambda a: _block(a, -2, ik, self.plan.tiling.block_k), self.key)
+        key = jax.tree.map(lambda a: _block(a, -2, ik, self.plan.tiling.block_k), self.key)
+        if self.plan.key_blocks == 1:
+            # Nothing in the loop's body depends on its index then, and XLA would move the tile out
+            # of the loop, to be computed even where the loop has no rounds.
+            key, _ = jax.lax.optimization_barrier((key, ik))
+        return key
 
     def open_query(self, expansion: Expansion | None, query: Any) -> Any:
         """Compact rows -> what `pair` takes: features, or the rows themselves."""

@@ -9,8 +9,14 @@ from regard.mask import Allowed
 from regard.pool.tiles import TilePlan, Tiles
 
 
-def visit_bounds(plan: TilePlan, allowed: Allowed) -> tuple[Array, Array] | None:
-    """First and last key block + 1 to visit, [groups, query_blocks] each; None: visit all."""
+def visit_bounds(
+    plan: TilePlan, allowed: Allowed, active: Array | None = None
+) -> tuple[Array, Array] | None:
+    """First and last key block + 1 to visit, [groups, query_blocks] each; None: visit all.
+
+    Where `active` is False nothing is visited. Leaving out the loop around is not enough: with one
+    group of examples its body depends on no index, and XLA moves it out of the loop and runs it.
+    """
     sizes, shape = plan.tiling, (plan.groups, plan.query_blocks)
 
     def per_block(bound: Array, reduce: Callable) -> Array:
@@ -19,7 +25,7 @@ def visit_bounds(plan: TilePlan, allowed: Allowed) -> tuple[Array, Array] | None
         groups, blocks = (1 if b == 1 else shape[0]), (1 if t == 1 else shape[1])
         return reduce(bound.reshape(groups, b // groups, n, blocks, t // blocks), axis=(1, 2, 4))
 
-    if allowed.everything():
+    if allowed.everything() and active is None:
         return None
     low, high = jnp.zeros(shape, jnp.int32), jnp.full(shape, plan.key_blocks, jnp.int32)
     if allowed.start is not None:
@@ -29,7 +35,7 @@ def visit_bounds(plan: TilePlan, allowed: Allowed) -> tuple[Array, Array] | None
     for query_ids, key_ids in allowed.segment_ids:
         first, last = _segment_bounds(plan, query_ids, key_ids)
         low, high = jnp.maximum(low, first), jnp.minimum(high, last)
-    return low, high
+    return low, high if active is None else jnp.where(active, high, low)
 
 
 def _segment_bounds(plan: TilePlan, query_ids: Array, key_ids: Array) -> tuple[Array, Array]:
