@@ -145,7 +145,8 @@ class Tiles:
 
     def key_block(self, ik: Array) -> Any:
         key = jax.tree.map(lambda a: _block(a, -2, ik, self.plan.tiling.block_k), self.key)
-        if self.plan.key_blocks == 1:
+        dear = self.expansion is not None or self.score is not None
+        if self.plan.key_blocks == 1 and dear:
             # Nothing in the loop's body depends on its index then, and XLA would move the tile out
             # of the loop, to be computed even where the loop has no rounds.
             key, _ = jax.lax.optimization_barrier((key, ik))
