@@ -29,8 +29,10 @@ test: $(VENV)/.installed-dev ## every test and every docstring example
 	@$(BIN)/python -m pytest -n 2 -q $(PYTEST) tests
 	@$(MAKE) --no-print-directory doctest
 
-test-core: $(VENV)/.installed-dev ## the same without the benchmark and the other libraries
-	@$(BIN)/python -m pytest -n 2 -q -m "not peers" --ignore=tests/bench $(PYTEST) tests
+NOT_CORE := bench modules peers d2l show test_docs.py
+
+test-core: $(VENV)/.installed-dev ## the core alone: without modules, benchmark and other libraries
+	@$(BIN)/python -m pytest -n 2 -q $(NOT_CORE:%=--ignore=tests/%) $(PYTEST) tests
 	@$(MAKE) --no-print-directory doctest
 
 # A run of its own, without tests/conftest.py: the examples must hold for a reader, whose JAX

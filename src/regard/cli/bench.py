@@ -33,7 +33,7 @@ def command(
         ),
     ] = False,
 ) -> None:
-    """Time regard against its peers: about five minutes on two cores, --quick about one."""
+    """Time regard against its peers: about three minutes on two cores, --quick about one."""
     from rich.console import Console
 
     from regard.bench import record, report
