@@ -7,7 +7,8 @@ no query of the block may look at are never visited.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax import Array, lax
 
 from regard.mask import Allowed
 from regard.pool.layout import lay_out
+from regard.pool.passes import Static, pool_by
 from regard.pool.problem import Problem
 from regard.pool.tiles import Operands, TilePlan, Tiles, Tiling, pad_rows
 from regard.pool.visits import visit_bounds, visited
@@ -31,9 +33,10 @@ def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Ar
     )
     # XLA's CPU backend runs what is inside a branch on one core, so there the way not taken is
     # a loop of no rounds; a GPU asks the host before each round of a loop, so there it branches.
-    static = Static(problem.axes, plans, branch=platform != "cpu")
+    passes = tuple(TiledPass(problem.axes, plan) for plan in plans)
+    static = Static(passes, branch=platform != "cpu", dtype=plans[0].value_dtype)
     inputs = (operands, allowed, problem.seed, in_range)
-    out = _pool(static, *vary_as(inputs, inputs))
+    out = pool_by(static, *vary_as(inputs, inputs))
     if ways[0].lift is None or in_range is None:
         return out, jnp.array(ways[0].lift is not None)
     return out, in_range
@@ -59,50 +62,31 @@ def sweeper(
     return sweep
 
 
-class Static(NamedTuple):
-    """What is static about a pass: sizes, a plan per way, and how a way is left out."""
+@dataclass(frozen=True)
+class TiledPass:
+    """Pooling tile by tile in plain XLA."""
 
     axes: Axes
-    plans: tuple[TilePlan, ...]
-    branch: bool
+    plan: TilePlan
 
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _pool(
-    static: Static,
-    operands: tuple[Operands, ...],
-    allowed: tuple[Allowed, ...],
-    seed: Array | None,
-    in_range: Array | None,
-) -> Array:
-    """Pools by the first way; with two, by the second where `in_range` is False."""
-    return _pool_forward(static, operands, allowed, seed, in_range)[0]
-
-
-def _pool_forward(
-    static: Static,
-    operands: tuple[Operands, ...],
-    allowed: tuple[Allowed, ...],
-    seed: Array | None,
-    in_range: Array | None,
-) -> tuple[Array, Any]:
-    axes, plans, branch = static
-
-    def run(way: int, active: Array | None) -> Any:
-        results = _forward(plans[way], operands[way], allowed[way], seed, active)
+    def forward(
+        self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
+    ) -> tuple[Array, Any]:
+        results = _forward(self.plan, operands, allowed, seed, active)
+        axes = self.axes
         return jax.tree.map(
             lambda a: a.reshape(axes.B, axes.N, *a.shape[2:])[:, :, : axes.T], results
         )
 
-    if in_range is None:
-        out, stats = run(0, None)
-    elif branch:
-        out, stats = lax.cond(in_range, lambda: run(0, None), lambda: run(1, None))
-    else:
-        choose = functools.partial(jnp.where, in_range)
-        out, stats = jax.tree.map(choose, run(0, in_range), run(1, ~in_range))
-    residuals = (operands, allowed, seed, in_range, out, stats)
-    return out.astype(plans[0].value_dtype), residuals
+    def backward(
+        self,
+        operands: Operands,
+        allowed: Allowed,
+        seed: Array | None,
+        active: Array | None,
+        rows: tuple[Array, Array, Any],
+    ) -> Operands:
+        return _backward(self.plan, operands, allowed, seed, active, rows)
 
 
 def _rounds(plan: TilePlan, active: Array | None) -> Array | int:
@@ -186,31 +170,6 @@ def join(plan: TilePlan, blocks: Array) -> Array:
 
 def _indices(count: int) -> Array:
     return jnp.arange(count, dtype=jnp.int32)
-
-
-def _pool_backward(
-    static: Static, residuals: Any, d_out: Array
-) -> tuple[tuple[Operands, ...], None, None, None]:
-    operands, allowed, seed, in_range, out, stats = residuals
-
-    def run(way: int, active: Array | None) -> Operands:
-        rows = (d_out, out, stats)
-        return _backward(static.plans[way], operands[way], allowed[way], seed, active, rows)
-
-    if in_range is None:
-        return (run(0, None),), None, None, None
-    if not static.branch:
-        return (run(0, in_range), run(1, ~in_range)), None, None, None
-    nothing = jax.tree.map(jnp.zeros_like, operands)
-    cotangents = lax.cond(
-        in_range,
-        lambda: (run(0, None), nothing[1]),
-        lambda: (nothing[0], run(1, None)),
-    )
-    return cotangents, None, None, None
-
-
-_pool.defvjp(_pool_forward, _pool_backward)
 
 
 def _backward(

@@ -38,8 +38,11 @@ def blockwise_weights(problem: Problem) -> Array:
     return take_way(*find_ways(problem), run)
 
 
-def find_ways(problem: Problem) -> tuple[list[Way], Array | None]:
-    """The quickest way to score this problem's tiles; with a second one, for data out of range."""
+def find_ways(problem: Problem, tiled: bool = True) -> tuple[list[Way], Array | None]:
+    """The quickest way to score this problem's tiles; with a second one, for data out of range.
+
+    `tiled=False`: for kernels, which know no quicker forms than a lift and the definition.
+    """
     if not problem.normalize.uses_scores:
         return [Way(None, None)], None
     query, key = problem.query, problem.key
@@ -54,10 +57,10 @@ def find_ways(problem: Problem) -> tuple[list[Way], Array | None]:
     if lift is not None:
         first, in_range = Way(None, lift), lift.in_range
     else:
-        tiled = score.tiled(query, key, visible=visible)
-        if tiled is None:
+        form = score.tiled(query, key, visible=visible) if tiled else None
+        if form is None:
             return [definition], None
-        first, in_range = Way((tiled.score, tiled.query, tiled.key), None), tiled.in_range
+        first, in_range = Way((form.score, form.query, form.key), None), form.in_range
     return ([first] if in_range is None else [first, definition]), in_range
 
 

@@ -1,0 +1,76 @@
+"""Block shapes of the Triton-lowered kernels: a small table of what was measured, and a default.
+
+`regard bench --tune` measures on your GPU and prints lines for this table.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """One kernel's block shapes; every number but the stages a power of two.
+
+    Attributes:
+        queries, keys: sizes of a tile of scores.
+        chunk: features per matrix product.
+        warps, stages: of Triton's compiler.
+    """
+
+    queries: int
+    keys: int
+    chunk: int = 64
+    warps: int = 8
+    stages: int = 3
+
+
+WIDTHS = (64, 128, 1 << 30)  # of the features: one product, one product, a loop of products
+VALUE_WIDTHS = (64, 128, 256)
+
+# (direction, bits of a number, width class, value width class). Measured on an H200, JAX 0.11.2;
+# Hopper's forward pass in 16 bits is hopper.py's, so those lines serve Ampere and later.
+TABLE: dict[tuple[str, int, int, int], Blocks] = {
+    ("forward", 16, 64, 64): Blocks(128, 64, 64, 4, 3),
+    ("forward", 16, 128, 128): Blocks(128, 64, 128, 8, 3),
+    ("forward", 16, WIDTHS[-1], 64): Blocks(128, 256, 64, 8, 3),
+    ("forward", 16, WIDTHS[-1], 256): Blocks(128, 128, 64, 8, 3),
+    ("backward", 16, WIDTHS[-1], 64): Blocks(128, 128, 64, 8, 3),
+}
+DEFAULT = {16: Blocks(128, 64, 64, 8, 2), 32: Blocks(64, 64, 32, 4, 2)}
+
+_forced: ContextVar[Blocks | None] = ContextVar("blocks", default=None)
+
+
+@contextlib.contextmanager
+def forced_blocks(blocks: Blocks) -> Iterator[None]:
+    """Forces the block shapes of kernels traced inside; for tests and `regard bench --tune`."""
+    token = _forced.set(blocks)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def current_blocks() -> Blocks | None:
+    return _forced.get()
+
+
+def pick_blocks(direction: str, width: int, value_width: int, dtype: Any) -> Blocks:
+    """The table's line for these widths, or the default.
+
+    Example:
+        >>> pick_blocks("forward", 896, 64, "bfloat16").keys
+        256
+    """
+    bits = 8 * jnp.dtype(dtype).itemsize
+    key = (direction, bits, _class(WIDTHS, width), _class(VALUE_WIDTHS, value_width))
+    return TABLE.get(key, DEFAULT[bits])
+
+
+def _class(classes: tuple[int, ...], size: int) -> int:
+    return next((limit for limit in classes if size <= limit), classes[-1])

@@ -1,0 +1,111 @@
+"""The backward pass as far as the scores, in Pallas's Triton lowering.
+
+Tiles are made again, flipped: keys before queries, so that of the three products of a tile none
+needs an operand turned. One program takes a block of keys over the queries that may look at it,
+sums d value and d key_bias as it goes, and writes d scores; what becomes of those is the score's
+affair (products.py for features, tanh_kernel for tanh).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from regard.pool.wide_kernel.tile import TilePass, allowed_tile, dot, keep_tile, read_spec
+
+
+class Cotangents(NamedTuple):
+    """Of one stripe of queries.
+
+    Attributes:
+        scores: [B, N, S, T], in natural units, in the dtype of products.
+        value: [B, N, S, V] float32, per query head.
+        key_bias: [B, N, S] float32, in natural units.
+    """
+
+    scores: Array
+    value: Array
+    key_bias: Array
+
+
+def d_scores(static: TilePass, arrays: dict[str, Array], dtype: jnp.dtype) -> Cotangents:
+    """d scores of every pair of a stripe.
+
+    Args:
+        static, arrays: as in forward.py, and d_out [B, N, T, V], lse and delta [B, N, T] float32;
+            bounds here are [.., key blocks, 2]: the query blocks that may look at a key block.
+        dtype: of d scores.
+    """
+    names, blocks = list(arrays), static.blocks
+    query_blocks = static.T // blocks.queries
+
+    def kernel(*refs: Any) -> None:
+        named = dict(zip(names, refs, strict=False))
+        scores_ref, value_ref, bias_ref = refs[len(names) :]
+        block, head, example = (pl.program_id(axis) for axis in range(3))
+        keys = pl.ds(block * blocks.keys, blocks.keys)
+        values = plt.load(named["value"].at[keys, :])
+
+        def visit(iq: Array, carry: Any) -> Any:
+            d_value, d_bias = carry
+            rows = pl.ds(iq * blocks.queries, blocks.queries)
+            scores = static.score.tile(named, rows, keys, flipped=True)
+            if "key_bias" in named:
+                scores = scores + plt.load(named["key_bias"].at[keys])[:, None]
+            lse = plt.load(named["lse"].at[rows])
+            sees = lse > -jnp.inf  # a row that sees nothing has no weights
+            weights = jnp.exp2(scores - jnp.where(sees, lse, 0.0)[None, :])
+            allowed = allowed_tile(named, rows, keys, flipped=True)
+            if allowed is not None:
+                weights = jnp.where(allowed & sees[None, :], weights, 0.0)
+            d_out = plt.load(named["d_out"].at[rows, :])
+            d_weights = dot(values, d_out, (1, 1), static.precision)
+            keep = keep_tile(static, named, example, head, rows, keys, flipped=True)
+            kept = weights
+            if keep is not None:
+                kept, d_weights = weights * keep, d_weights * keep
+            d_value = d_value + dot(kept.astype(d_out.dtype), d_out, (1, 0), static.precision)
+            delta = plt.load(named["delta"].at[rows])
+            d_tile = weights * (d_weights - delta[None, :])
+            plt.store(scores_ref.at[keys, rows], d_tile.astype(scores_ref.dtype))
+            return d_value, d_bias + d_tile.sum(axis=1)
+
+        def leave_out(iq: Array, carry: None) -> None:
+            nothing = jnp.zeros((blocks.keys, blocks.queries), scores_ref.dtype)
+            plt.store(scores_ref.at[keys, pl.ds(iq * blocks.queries, blocks.queries)], nothing)
+
+        low, high = (named["bounds"][block, i] for i in range(2))
+        carry = (
+            jnp.zeros((blocks.keys, static.V), jnp.float32),
+            jnp.zeros((blocks.keys,), jnp.float32),
+        )
+        lax.fori_loop(0, low, leave_out, None)
+        d_value, d_bias = lax.fori_loop(low, high, visit, carry)
+        lax.fori_loop(high, query_blocks, leave_out, None)
+        plt.store(value_ref.at[keys, :], d_value)
+        plt.store(bias_ref.at[keys], d_bias)
+
+    def whole(*shape: int) -> pl.BlockSpec:
+        zeros = (0,) * len(shape)
+        return pl.BlockSpec((None, None, *shape), lambda block, head, example: (example, head, *zeros))
+
+    lead = (static.B, static.N)
+    return Cotangents(
+        *pl.pallas_call(
+            kernel,
+            grid=(static.S // blocks.keys, static.N, static.B),
+            in_specs=[read_spec(array, static) for array in arrays.values()],
+            out_specs=[whole(static.S, static.T), whole(static.S, static.V), whole(static.S)],
+            out_shape=[
+                jax.ShapeDtypeStruct((*lead, static.S, static.T), dtype),
+                jax.ShapeDtypeStruct((*lead, static.S, static.V), jnp.float32),
+                jax.ShapeDtypeStruct((*lead, static.S), jnp.float32),
+            ],
+            compiler_params=plt.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+            interpret=static.interpret,
+            name="regard_d_scores",
+        )(*arrays.values())
+    )

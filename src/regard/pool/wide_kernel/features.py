@@ -1,0 +1,180 @@
+"""Features of a lift, made by a kernel where there is one.
+
+XLA makes each sine and cosine anew for every feature it stores, ten times the time that writing
+them takes. The kernel makes one of each per number and turns them by angle addition, so that it
+runs at the speed of memory.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from regard.score.contract import Expansion, repeat_heads
+from regard.score.sine_features import SineExpansion
+
+
+def make_features(
+    expansion: Expansion | None, query: Array, key: Array, dtype: Any, interpret: bool
+) -> tuple[Array, Array]:
+    """phi [B, N, T, R] and psi [B, K, S, R] in `dtype`; differentiable."""
+    if expansion is None:
+        return query.astype(dtype), key.astype(dtype)
+    if not _kernel_can(expansion, query, key, dtype):
+        return expansion.query(query).astype(dtype), expansion.key(key).astype(dtype)
+    assert isinstance(expansion, SineExpansion)
+    h, terms = key.shape[-1], expansion.amplitude.shape[-2]
+    frequency = jnp.broadcast_to(expansion.frequency, (*key.shape[:2], 1, h))
+    amplitude = jnp.broadcast_to(expansion.amplitude, (*query.shape[:2], terms, h))
+    static = _Static(terms, jnp.dtype(dtype), interpret)
+    phi = _sine_features(static, query, repeat_heads(frequency, query), amplitude)
+    return phi, _sine_features(static, key, frequency, None)
+
+
+def _kernel_can(expansion: Expansion, query: Array, key: Array, dtype: Any) -> bool:
+    """16-bit features, which have fewer digits than turning keeps; and whole blocks."""
+    sizes = (query.shape[-2], key.shape[-2], key.shape[-1])
+    whole = all(_block(size) >= 16 for size in sizes)
+    return isinstance(expansion, SineExpansion) and jnp.dtype(dtype).itemsize == 2 and whole
+
+
+class _Static(NamedTuple):
+    terms: int
+    dtype: Any
+    interpret: bool
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sine_features(static: _Static, rows: Array, frequency: Array, amplitude: Array | None) -> Array:
+    """[B, N, T, h] -> [B, N, T, 2Rh], with ω_r = (2r-1)·frequency.
+
+    With an amplitude, [B, N, R, h], the query's [a_r sin ω_r x, a_r cos ω_r x]; without one the
+    key's [cos ω_r y, sin ω_r y].
+    """
+    terms, h = static.terms, rows.shape[-1]
+
+    def kernel(*refs: Any) -> None:
+        *inputs, features = refs
+        at, lanes = _program(rows)
+        angle = plt.load(inputs[0].at[at, lanes]) * plt.load(inputs[1].at[pl.ds(0, 1), lanes])
+        for r, (sine, cosine) in enumerate(_turning(angle, terms)):
+            first, second = cosine, sine
+            if amplitude is not None:
+                factor = plt.load(inputs[2].at[pl.ds(r, 1), lanes])
+                first, second = factor * sine, factor * cosine
+            for part, offset in ((first, r * h), (second, (terms + r) * h)):
+                where = pl.ds(offset + lanes.start, lanes.size)
+                plt.store(features.at[at, where], part.astype(static.dtype))
+
+    inputs = [rows, frequency] if amplitude is None else [rows, frequency, amplitude]
+    shape = (*rows.shape[:3], 2 * terms * h)
+    return pl.pallas_call(
+        kernel,
+        grid=_grid(rows),
+        in_specs=[_whole(array.shape) for array in inputs],
+        out_specs=_whole(shape),
+        out_shape=jax.ShapeDtypeStruct(shape, static.dtype),
+        compiler_params=plt.CompilerParams(num_warps=4),
+        interpret=static.interpret,
+        name="regard_features",
+    )(*inputs)
+
+
+def _forward(
+    static: _Static, rows: Array, frequency: Array, amplitude: Array | None
+) -> tuple[Array, tuple[Array, Array, Array | None]]:
+    return _sine_features(static, rows, frequency, amplitude), (rows, frequency, amplitude)
+
+
+def _backward(
+    static: _Static, residuals: tuple[Array, Array, Array | None], d_features: Array
+) -> tuple[Array, Array, Array | None]:
+    """The frequency comes from a table, by the data's range: it has no gradient."""
+    rows, frequency, amplitude = residuals
+    terms, h = static.terms, rows.shape[-1]
+    blocks = rows.shape[2] // _block(rows.shape[2])
+
+    def kernel(*refs: Any) -> None:
+        d_features_ref, rows_ref, frequency_ref, *more = refs
+        at, lanes = _program(rows)
+        turn = plt.load(frequency_ref.at[pl.ds(0, 1), lanes])
+        angle = plt.load(rows_ref.at[at, lanes]) * turn
+        d_angle = jnp.zeros(angle.shape, jnp.float32)
+        for r, (sine, cosine) in enumerate(_turning(angle, terms)):
+            first, second = (
+                plt.load(d_features_ref.at[at, pl.ds(offset + lanes.start, lanes.size)])
+                for offset in (r * h, (terms + r) * h)
+            )
+            first, second = first.astype(jnp.float32), second.astype(jnp.float32)
+            if amplitude is None:
+                d_angle = d_angle + (2 * r + 1) * (second * cosine - first * sine)
+                continue
+            factor = plt.load(more[0].at[pl.ds(r, 1), lanes])
+            d_angle = d_angle + (2 * r + 1) * factor * (first * cosine - second * sine)
+            d_factor = (first * sine + second * cosine).sum(axis=0)
+            where = pl.ds(pl.program_id(0) * terms + r, 1)
+            plt.store(more[2].at[where, lanes], d_factor[None, :])
+        plt.store(more[-1 if amplitude is None else 1].at[at, lanes], d_angle * turn)
+
+    inputs = [d_features, rows, frequency] + ([] if amplitude is None else [amplitude])
+    shapes = [rows.shape]
+    if amplitude is not None:
+        shapes.append((*rows.shape[:2], blocks * terms, h))
+    d_rows, *d_factors = pl.pallas_call(
+        kernel,
+        grid=_grid(rows),
+        in_specs=[_whole(array.shape) for array in inputs],
+        out_specs=[_whole(shape) for shape in shapes],
+        out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],
+        compiler_params=plt.CompilerParams(num_warps=4),
+        interpret=static.interpret,
+        name="regard_d_features",
+    )(*inputs)
+    d_amplitude = None
+    if amplitude is not None:
+        d_amplitude = d_factors[0].reshape(*rows.shape[:2], blocks, terms, h).sum(2)
+    return d_rows.astype(rows.dtype), jnp.zeros_like(frequency), d_amplitude
+
+
+_sine_features.defvjp(_forward, _backward)
+
+
+def _turning(angle: Array, terms: int) -> Iterator[tuple[Array, Array]]:
+    """sin and cos of angle, 3·angle, 5·angle, ..."""
+    sine, cosine = jnp.sin(angle), jnp.cos(angle)
+    double_sine, double_cosine = 2 * sine * cosine, 1 - 2 * sine * sine
+    for r in range(terms):
+        yield sine, cosine
+        if r + 1 < terms:
+            sine, cosine = (
+                sine * double_cosine + cosine * double_sine,
+                cosine * double_cosine - sine * double_sine,
+            )
+
+
+def _block(size: int) -> int:
+    """The largest power of two up to 64 that divides a size."""
+    return min(64, size & -size)
+
+
+def _grid(rows: Array) -> tuple[int, ...]:
+    B, N, T, h = rows.shape
+    return T // _block(T), h // _block(h), B * N
+
+
+def _program(rows: Array) -> tuple[Any, Any]:
+    """The rows and the hidden units of this program."""
+    size, width = _block(rows.shape[2]), _block(rows.shape[3])
+    at, lanes = (pl.program_id(axis) for axis in range(2))
+    return pl.ds(at * size, size), pl.ds(lanes * width, width)
+
+
+def _whole(shape: tuple[int, ...]) -> pl.BlockSpec:
+    """[B, N, ...], read as [...] of this program's example and head."""
+    N, zeros = shape[1], (0,) * (len(shape) - 2)
+    return pl.BlockSpec((None, None, *shape[2:]), lambda i, j, e: (e // N, e % N, *zeros))

@@ -1,0 +1,100 @@
+"""The forward pass in Pallas's Triton lowering: online softmax over tiles, on Ampere and later.
+
+One program takes a block of queries over all the keys it may look at. hopper.py has a faster one
+for what Hopper GPUs do best.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from regard.pool.wide_kernel.tile import TilePass, allowed_tile, dot, keep_tile, read_spec
+
+LOWEST = -1e30  # where the running maximum starts: finite, so that -inf - LOWEST is -inf
+
+
+def forward(static: TilePass, arrays: dict[str, Array]) -> tuple[Array, Array]:
+    """Softmax pooling.
+
+    Args:
+        static: sizes, blocks, and how scores are made.
+        arrays: by name, each [B|1, N|K|1, ...]: what `static.score` reads; value [.., S, V];
+            bounds [.., query blocks, 4] int32 (see bounds.py); and where there are such, key_bias
+            [.., S] float32 in units of log2; start, end [.., T]; query_ids0 [.., T] with key_ids0
+            [.., S]; seen [.., S] and table [.., T, S] int8; seed [2] uint32 with first_row [1] int32.
+
+    Returns:
+        Output [B, N, T, V] in the value's dtype, and log2-sum-exp2 [B, N, T] float32.
+    """
+    names = list(arrays)
+    blocks, value = static.blocks, arrays["value"]
+
+    def kernel(*refs: Any) -> None:
+        named = dict(zip(names, refs, strict=False))
+        out_ref, lse_ref = refs[len(names) :]
+        block, head, example = (pl.program_id(axis) for axis in range(3))
+        rows = pl.ds(block * blocks.queries, blocks.queries)
+
+        def visit(ik: Array, carry: Any, masked: bool) -> Any:
+            out, top, total = carry
+            keys = pl.ds(ik * blocks.keys, blocks.keys)
+            scores = static.score.tile(named, rows, keys, flipped=False)
+            if "key_bias" in named:
+                scores = scores + plt.load(named["key_bias"].at[keys])[None, :]
+            allowed = allowed_tile(named, rows, keys, flipped=False) if masked else None
+            if allowed is not None:
+                scores = jnp.where(allowed, scores, -jnp.inf)
+            new_top = jnp.maximum(top, scores.max(axis=1))
+            rescale = jnp.exp2(top - new_top)
+            weights = jnp.exp2(scores - new_top[:, None])
+            total = total * rescale + weights.sum(axis=1)
+            keep = keep_tile(static, named, example, head, rows, keys, flipped=False)
+            weights = weights if keep is None else weights * keep
+            values = plt.load(named["value"].at[keys, :])
+            pooled = dot(weights.astype(values.dtype), values, (1, 0), static.precision)
+            return out * rescale[:, None] + pooled, new_top, total
+
+        low, full_low, full_high, high = (named["bounds"][block, i] for i in range(4))
+        carry = (
+            jnp.zeros((blocks.queries, static.V), jnp.float32),
+            jnp.full((blocks.queries,), LOWEST, jnp.float32),
+            jnp.zeros((blocks.queries,), jnp.float32),
+        )
+        if "start" in named:
+            carry = lax.fori_loop(low, full_low, lambda i, c: visit(i, c, True), carry)
+        carry = lax.fori_loop(full_low, full_high, lambda i, c: visit(i, c, False), carry)
+        if masks(names):
+            carry = lax.fori_loop(full_high, high, lambda i, c: visit(i, c, True), carry)
+        out, top, total = carry
+        some = total > 0.0
+        out = out * jnp.where(some, 1.0 / jnp.where(some, total, 1.0), 0.0)[:, None]
+        plt.store(out_ref.at[rows, :], out.astype(out_ref.dtype))
+        lse = top + jnp.log2(jnp.where(some, total, 1.0))
+        plt.store(lse_ref.at[rows], jnp.where(some, lse, -jnp.inf))
+
+    def whole(*shape: int) -> pl.BlockSpec:
+        zeros = (0,) * len(shape)
+        return pl.BlockSpec((None, None, *shape), lambda block, head, example: (example, head, *zeros))
+
+    return pl.pallas_call(
+        kernel,
+        grid=(static.T // blocks.queries, static.N, static.B),
+        in_specs=[read_spec(array, static) for array in arrays.values()],
+        out_specs=[whole(static.T, static.V), whole(static.T)],
+        out_shape=[
+            jax.ShapeDtypeStruct((static.B, static.N, static.T, static.V), value.dtype),
+            jax.ShapeDtypeStruct((static.B, static.N, static.T), jnp.float32),
+        ],
+        compiler_params=plt.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+        interpret=static.interpret,
+        name="regard_forward",
+    )(*arrays.values())
+
+
+def masks(names: list[str]) -> bool:
+    """Whether some tiles need a mask."""
+    return any(name in ("start", "end", "seen", "table") or "ids" in name for name in names)

@@ -1,0 +1,239 @@
+"""The forward pass for Hopper GPUs: Pallas's Mosaic GPU lowering (wgmma, TMA, warp specialization).
+
+Two warpgroups compute (hopper_compute.py), 64 queries each; a third only copies (hopper_copy.py).
+Features stream through a ring of chunks; a cluster of two blocks shares the key side of every
+chunk, which halves what the L2 cache has to deliver. Narrow features (a plain dot product) stay in
+shared memory instead, and the next tile's product runs under this tile's softmax.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as mgpu
+
+from regard.mask import Allowed
+from regard.pool.wide_kernel.hopper_compute import ROWS, compute
+from regard.pool.wide_kernel.hopper_copy import copy
+
+WARPGROUPS = 2  # that compute
+
+
+@dataclass(frozen=True)
+class HopperBlocks:
+    """Block shapes.
+
+    Attributes:
+        keys: keys of a tile, a multiple of 64.
+        chunk: features per step of the ring.
+        stages: steps of the ring; of key blocks, where the query features are resident.
+        value_slots: blocks of values held at a time; two where there is a key bias.
+        cluster: blocks of queries that share the key side, 1 or 2.
+        resident: keep the query features in shared memory (narrow features).
+        ahead: start the next tile's product before this tile's softmax (narrow features).
+        turns: the two warpgroups take turns at the matrix unit.
+    """
+
+    keys: int
+    chunk: int = 64
+    stages: int = 4
+    value_slots: int = 1
+    cluster: int = 1
+    resident: bool = False
+    ahead: bool = False
+    turns: bool = False
+
+    @property
+    def queries(self) -> int:
+        return WARPGROUPS * ROWS
+
+
+def can(dtypes: tuple[Any, Any], value_width: int, allowed: Allowed, seed: Array | None) -> bool:
+    """Whether this kernel does what is asked; else forward.py does."""
+    half = dtypes[0] == dtypes[1] and dtypes[0] in (jnp.bfloat16, jnp.float16)
+    ranges_only = not allowed.segment_ids and not allowed.arrays
+    return half and ranges_only and seed is None and value_width <= 256
+
+
+def pick(width: int, value_width: int, biased: bool) -> HopperBlocks:
+    """Block shapes by the widths, as measured on an H200."""
+    if width <= 128 and value_width <= 128:
+        return HopperBlocks(128, stages=2, value_slots=2, resident=True, turns=True)
+    slots = 2 if biased else 1
+    if value_width <= 64:
+        return HopperBlocks(256, stages=4 if slots == 1 else 3, cluster=2, value_slots=slots)
+    return HopperBlocks(128, stages=4 if slots == 1 else 2, value_slots=slots)
+
+
+class Plan(NamedTuple):
+    """What is static about a kernel, for both kinds of warpgroup."""
+
+    blocks: HopperBlocks
+    group: int
+    width: int
+    value_width: int
+    key_blocks: int
+    scale: float
+    dtype: Any
+    shapes: dict[str, tuple[int, ...]]  # of the arrays that may be there or not
+    interpret: bool
+
+    @property
+    def chunk(self) -> int:
+        return self.width if self.blocks.resident else self.blocks.chunk
+
+    @property
+    def chunks(self) -> int:
+        return self.width // self.chunk
+
+
+class Place(NamedTuple):
+    """Where a block of threads works."""
+
+    example: Array
+    head: Array
+    key_head: Array
+    first_row: Array
+    warpgroup: Array
+    visits: tuple[Any, Any, Any, Any]  # key blocks: low, full_low, full_high, high
+
+
+class Memory(NamedTuple):
+    """Shared memory and its barriers; `ready` after a copy, `consumed` after the last use."""
+
+    phi: Any
+    psi: Any
+    value: Any
+    bias: Any
+    phi_ready: Any
+    chunk_ready: Any
+    value_ready: Any
+    bias_ready: Any
+    chunk_consumed: Any
+    value_consumed: Any
+    turn: Any
+
+
+def forward(
+    phi: Array,
+    psi: Array,
+    value: Array,
+    key_bias: Array | None,
+    ranges: tuple[Array | None, Array | None],
+    bounds: Array | None,
+    *,
+    scale: float,
+    blocks: HopperBlocks,
+    interpret: Any = None,
+) -> tuple[Array, Array]:
+    """Softmax pooling over features.
+
+    Args:
+        phi: [B, N, T, R], T whole clusters of query blocks, R whole chunks.
+        psi: [B, K, S, R], S whole key blocks.
+        value: [B, K, S, V], V a multiple of 64.
+        key_bias: [B, K, S] float32.
+        ranges: start and end, [B|1, N|1, T] int32: the keys each query may look at.
+        bounds: [B|1, N|1, T / (cluster · queries), 4] int32, see bounds.py; every block of queries
+            visits at least one block of keys. None: all of them, none masked.
+        scale: positive; scores are scale · (phi · psi + key_bias), in units of log2.
+        interpret: InterpretGPUParams, to run on a CPU.
+
+    Returns:
+        Output [B, N, T, V] in the value's dtype, and log2-sum-exp2 [B, N, T] float32.
+    """
+    B, N, T, R = phi.shape
+    K, S = psi.shape[1:3]
+    V = value.shape[-1]
+    optional = dict(key_bias=key_bias, start=ranges[0], end=ranges[1], bounds=bounds)
+    arrays = {name: array for name, array in optional.items() if array is not None}
+    shapes = {name: array.shape for name, array in arrays.items()}
+    plan = Plan(
+        blocks, N // K, R, V, S // blocks.keys, scale, value.dtype, shapes, interpret is not None
+    )
+
+    def body(*refs: Any) -> None:
+        named = dict(zip(("phi", "psi", "value", *arrays), refs, strict=False))
+        named["out"], named["lse"] = refs[-2:]
+        place = _find_place(plan, named)
+
+        def work(**scratch: Any) -> None:
+            memory = Memory(**scratch)
+            pl.when(place.warpgroup < WARPGROUPS)(lambda: compute(plan, place, memory, named))
+            pl.when(place.warpgroup == WARPGROUPS)(lambda: copy(plan, place, memory, named))
+
+        pl.run_scoped(work, **_scratch(plan, phi.dtype), collective_axes="warpgroup")
+
+    clustered = blocks.cluster > 1
+    call = mgpu.kernel(
+        body,
+        out_type=(
+            jax.ShapeDtypeStruct((B, N, T, V), value.dtype),
+            jax.ShapeDtypeStruct((B, N, T), jnp.float32),
+        ),
+        grid=(T // (blocks.queries * blocks.cluster), N, B),
+        grid_names=("tile", "head", "example"),
+        cluster=(blocks.cluster,) if clustered else (),
+        cluster_names=("cluster",) if clustered else (),
+        num_threads=WARPGROUPS + 1,
+        thread_name="warpgroup",
+        compiler_params=mgpu.CompilerParams(approx_math=True),
+        interpret=interpret,
+    )
+    return call(phi, psi, value, *arrays.values())
+
+
+def _find_place(plan: Plan, refs: dict[str, Any]) -> Place:
+    blocks = plan.blocks
+    tile, head, example = (lax.axis_index(name) for name in ("tile", "head", "example"))
+    query_block = tile
+    if blocks.cluster > 1:
+        query_block = tile * blocks.cluster + lax.axis_index("cluster")
+    visits: tuple[Any, Any, Any, Any] = (0, 0, plan.key_blocks, plan.key_blocks)
+    if "bounds" in refs:
+        shape = plan.shapes["bounds"]
+        where = (0 if shape[0] == 1 else example, 0 if shape[1] == 1 else head, tile)
+        low, full_low, full_high, high = (refs["bounds"][(*where, i)] for i in range(4))
+        visits = (low, full_low, full_high, high)
+    return Place(
+        example,
+        head,
+        lax.div(head, jnp.int32(plan.group)),
+        query_block * blocks.queries,
+        lax.axis_index("warpgroup"),
+        visits,
+    )
+
+
+def _scratch(plan: Plan, dtype: Any) -> dict[str, Any]:
+    """Shared memory in the tiling and swizzle that wgmma and TMA agree on, and the barriers."""
+    blocks, slots = plan.blocks, plan.blocks.value_slots
+    swizzled = functools.partial(
+        mgpu.SMEM, transforms=(mgpu.TilingTransform((8, 64)), mgpu.SwizzleTransform(128))
+    )
+    phi_shape = (blocks.stages, blocks.queries, plan.chunk)
+    if blocks.resident:
+        phi_shape = (WARPGROUPS, ROWS, plan.width)
+    consumed: Any = mgpu.Barrier
+    if blocks.cluster > 1:  # a neighbor's copies land here too
+        consumed = functools.partial(mgpu.ClusterBarrier, collective_axes=("cluster",))
+    bias = "key_bias" in plan.shapes
+    return dict(
+        phi=swizzled(phi_shape, dtype),
+        psi=swizzled((blocks.stages, blocks.keys, plan.chunk), dtype),
+        value=swizzled((slots, blocks.keys, plan.value_width), plan.dtype),
+        bias=mgpu.SMEM((slots, blocks.keys), jnp.float32) if bias else None,
+        phi_ready=mgpu.Barrier(num_barriers=WARPGROUPS),
+        chunk_ready=mgpu.Barrier(
+            num_arrivals=1 if blocks.resident else 2, num_barriers=blocks.stages
+        ),
+        value_ready=mgpu.Barrier(num_barriers=slots),
+        bias_ready=mgpu.Barrier(num_barriers=slots),
+        chunk_consumed=consumed(num_arrivals=WARPGROUPS, num_barriers=blocks.stages),
+        value_consumed=consumed(num_arrivals=WARPGROUPS, num_barriers=slots),
+        turn=mgpu.Barrier(num_arrivals=WARPGROUPS),
+    )

@@ -1,0 +1,81 @@
+"""The warpgroup that copies: features, values and bias from memory into the ring, ahead of use."""
+
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as mgpu
+
+from regard.pool.wide_kernel.hopper_compute import slot_of
+
+if TYPE_CHECKING:
+    from regard.pool.wide_kernel.hopper import Memory, Place, Plan
+
+REGISTERS = 40
+
+
+def copy(plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]) -> None:
+    """Copies every key block of this block of queries, chunk by chunk."""
+    mgpu.set_max_registers(REGISTERS, action="decrease")
+    blocks, (low, _, _, high) = plan.blocks, place.visits
+    together = "cluster" if blocks.cluster > 1 else None
+    rows = pl.ds(place.first_row, blocks.queries)
+
+    def copy_chunk(ik: Array, c: Array) -> None:
+        step = (ik - low) * plan.chunks + c
+        slot = slot_of(step, blocks.stages)
+        features = pl.ds(c * plan.chunk, plan.chunk)
+        pl.when(step >= blocks.stages)(lambda: mgpu.barrier_wait(memory.chunk_consumed.at[slot]))
+        if not blocks.resident:
+            mgpu.copy_gmem_to_smem(
+                refs["phi"].at[place.example, place.head, rows, features],
+                memory.phi.at[slot],
+                memory.chunk_ready.at[slot],
+            )
+        keys = pl.ds(ik * blocks.keys, blocks.keys)
+        mgpu.copy_gmem_to_smem(
+            refs["psi"].at[place.example, place.key_head, keys, features],
+            memory.psi.at[slot],
+            memory.chunk_ready.at[slot],
+            collective_axes=together,
+        )
+
+    def copy_key_block(ik: Array, carry: None) -> None:
+        keys = pl.ds(ik * blocks.keys, blocks.keys)
+        slot = slot_of(ik - low, blocks.value_slots)
+
+        def wait_for_slot() -> None:
+            wait = lambda: mgpu.barrier_wait(memory.value_consumed.at[slot])  # noqa: E731
+            pl.when(ik - low >= blocks.value_slots)(wait)
+
+        if "key_bias" in refs:
+            wait_for_slot()
+            mgpu.copy_gmem_to_smem(
+                refs["key_bias"].at[place.example, place.key_head, keys],
+                memory.bias.at[slot],
+                memory.bias_ready.at[slot],
+            )
+        lax.fori_loop(0, plan.chunks, lambda c, _: copy_chunk(ik, c), None)
+        if "key_bias" not in refs:
+            wait_for_slot()
+        mgpu.copy_gmem_to_smem(
+            refs["value"].at[place.example, place.key_head, keys],
+            memory.value.at[slot],
+            memory.value_ready.at[slot],
+            collective_axes=together,
+        )
+
+    lax.fori_loop(low, high, copy_key_block, None)
+    # Nobody may leave while a neighbor still copies here, or reports here.
+    _drain(memory.chunk_consumed, (high - low) * plan.chunks, blocks.stages)
+    _drain(memory.value_consumed, high - low, blocks.value_slots)
+
+
+def _drain(barriers: Any, steps: Any, slots: int) -> None:
+    """Waits for the uses that nobody has waited for yet."""
+
+    def wait(step: Array, carry: None) -> None:
+        mgpu.barrier_wait(barriers.at[slot_of(step, slots)])
+
+    lax.fori_loop(jnp.maximum(steps - slots, 0), steps, wait, None)

@@ -1,0 +1,127 @@
+"""Padding to whole blocks, masks as kernels read them, and stripes of queries."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from regard.mask import Allowed
+from regard.pool.wide_kernel.bounds import Ranges, query_bounds
+from regard.pool.wide_kernel.tile import TilePass
+from regard.shapes import Axes
+
+STRIPE_BYTES = 1 << 30  # d scores held at a time
+OF_QUERIES = ("query", "start", "end", "table", "d_out", "lse", "delta")  # and query_ids
+
+
+def round_up(size: int, block: int, power: bool = False) -> int:
+    """The next multiple of `block`; with `power`, the next power of two that is at least it."""
+    if not power:
+        return -(-size // block) * block
+    return max(block, 1 << max(size - 1, 0).bit_length())
+
+
+def pad(array: Array, sizes: dict[int, int], mode: str = "constant") -> Array:
+    """Pads axes to sizes; nothing is copied where they fit already."""
+    widths = [(0, sizes.get(axis, size) - size) for axis, size in enumerate(array.shape)]
+    return jnp.pad(array, widths, mode=mode) if any(more for _, more in widths) else array
+
+
+def lay_ranges(allowed: Allowed, axes: Axes, T: int, S: int) -> Ranges:
+    """A checked mask, padded. Padded queries see what the last one sees, and are cut off later;
+    padded keys are past every end.
+    """
+    start, end, keys, table = allowed.start, allowed.end, None, None
+    if end is None and S > axes.S:
+        end = jnp.full((1, 1, 1), axes.S, jnp.int32)
+    for array in allowed.arrays:
+        if array.shape[3] == 1:  # whole rows: a range of all or nothing
+            whole = jnp.where(array[..., 0], axes.S, 0).astype(jnp.int32)
+            end = whole if end is None else jnp.minimum(end, whole)
+        elif array.shape[2] == 1:
+            keys = array[:, :, 0] if keys is None else keys & array[:, :, 0]
+        else:
+            table = array if table is None else table & array
+    if table is not None:
+        table = jnp.broadcast_to(table, (*table.shape[:2], axes.T, axes.S)).astype(jnp.int8)
+        table = pad(table, {2: T, 3: S})
+
+    if keys is not None:
+        keys = pad(keys.astype(jnp.int8), {2: S})
+
+    def rows(bound: Array | None) -> Array | None:
+        if bound is None:
+            return None
+        bound = jnp.broadcast_to(bound, (*bound.shape[:2], axes.T))
+        return pad(bound, {2: T}, mode="edge")
+
+    ids = tuple(
+        (
+            pad(query_ids[:, None, :], {2: T}, mode="edge").astype(jnp.int32),
+            pad(key_ids[:, None, :], {2: S}, mode="edge").astype(jnp.int32),
+        )
+        for query_ids, key_ids in allowed.segment_ids
+    )
+    return Ranges(rows(start), rows(end), ids, keys, table)
+
+
+def stripe_rows(axes: Axes, block: int, S: int, dtype: Any) -> int:
+    """Queries whose d scores fit STRIPE_BYTES, in whole blocks; all of them where they fit."""
+    per_row = axes.B * axes.N * S * jnp.dtype(dtype).itemsize
+    fitting = max(block, STRIPE_BYTES // per_row // block * block)
+    stripes = -(-axes.T // fitting)
+    return round_up(-(-axes.T // stripes), block)
+
+
+def run_stripes(
+    static: TilePass,
+    arrays: dict[str, Array],
+    rows: int,
+    stripe: Callable[[TilePass, dict[str, Array]], tuple[Any, Any]],
+) -> tuple[Any, Any]:
+    """Runs `stripe` on one stripe of queries after the other.
+
+    Returns:
+        Its first results, leaves [B, N, rows, ...], joined along the queries, and the sum of its
+        second ones.
+    """
+    blocks = static.blocks
+    part, count = replace(static, T=rows), static.T // rows
+    of_queries = {
+        name for name in arrays if name in OF_QUERIES or name.startswith("query_ids")
+    }
+
+    def run(index: Array | int) -> tuple[Any, Any]:
+        at = index * rows
+        mine = {
+            name: lax.dynamic_slice_in_dim(array, at, rows, 2) if name in of_queries else array
+            for name, array in arrays.items()
+        }
+        visits = lax.dynamic_slice_in_dim(arrays["bounds"], at // blocks.queries, rows // blocks.queries, 2)
+        mine["bounds"] = query_bounds(visits, static.S // blocks.keys)
+        if "first_row" in arrays:
+            mine["first_row"] = jnp.asarray(at, jnp.int32).reshape(1)
+        return stripe(part, mine)
+
+    if count == 1:
+        return run(0)
+    sums = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
+        jax.eval_shape(run, jax.ShapeDtypeStruct((), jnp.int32))[1],
+    )
+
+    def step(sums: Any, index: Array) -> tuple[Any, Any]:
+        own, more = run(index)
+        return jax.tree.map(jnp.add, sums, more), own
+
+    sums, own = lax.scan(step, sums, jnp.arange(count, dtype=jnp.int32))
+
+    def join(leaf: Array) -> Array:
+        """[stripes, B, N, rows, ...] -> [B, N, T, ...]."""
+        leaf = jnp.moveaxis(leaf, 0, 2)
+        return leaf.reshape(*leaf.shape[:2], -1, *leaf.shape[4:])
+
+    return jax.tree.map(join, own), sums

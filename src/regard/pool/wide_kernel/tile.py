@@ -1,0 +1,165 @@
+"""What both directions do with one tile inside a kernel: scores, mask, dropout.
+
+A kernel is given its arrays by name. Axes of 1 broadcast: whoever has no heads of its own is read
+at head 0.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from regard.dropout import keep_scale
+from regard.pool.wide_kernel.blocks import Blocks
+
+LOG2_E = 1.4426950408889634
+
+
+class TileScore(Protocol):
+    """Scores of one tile, from arrays that lie whole in memory. Static and hashable.
+
+    Both directions ask for tiles: the forward pass with `rows` of queries as the first axis, the
+    backward pass with keys first.
+    """
+
+    def tile(self, refs: dict[str, Any], rows: Any, keys: Any, flipped: bool) -> Array:
+        """float32 [rows, keys] in units of log2, flipped [keys, rows]; without key bias."""
+        ...
+
+
+@dataclass(frozen=True)
+class FeatureScore:
+    """scale · phi · psi, a chunk of features at a time.
+
+    Attributes:
+        width: of the features, whole chunks.
+        chunk: features per product.
+        scale: positive, in units of log2.
+        precision: of float32 products.
+    """
+
+    width: int
+    chunk: int
+    scale: float
+    precision: Any = None
+
+    def tile(self, refs: dict[str, Any], rows: Any, keys: Any, flipped: bool) -> Array:
+        left, right = ("query", rows), ("key", keys)
+        if flipped:
+            left, right = right, left
+
+        def product(first: Any) -> Array:
+            features = pl.ds(first, self.chunk)
+            one = plt.load(refs[left[0]].at[left[1], features])
+            other = plt.load(refs[right[0]].at[right[1], features])
+            return dot(one, other, (1, 1), self.precision)
+
+        if self.width == self.chunk:
+            return product(0) * self.scale
+        zero = jnp.zeros((left[1].size, right[1].size), jnp.float32)
+        add = lambda c, sum_: sum_ + product(c * self.chunk)  # noqa: E731
+        return lax.fori_loop(0, self.width // self.chunk, add, zero) * self.scale
+
+
+def dot(left: Array, right: Array, contract: tuple[int, int], precision: Any) -> Array:
+    return lax.dot_general(
+        left,
+        right,
+        (((contract[0],), (contract[1],)), ((), ())),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+
+
+@dataclass(frozen=True)
+class TilePass:
+    """What is static about a kernel; sizes are padded ones.
+
+    Attributes:
+        score: makes the scores of a tile.
+        row_stride: the caller's own T, by which dropout counts rows.
+    """
+
+    score: TileScore
+    blocks: Blocks
+    B: int
+    N: int
+    K: int
+    T: int
+    S: int
+    V: int
+    row_stride: int
+    dropout_rate: float
+    precision: Any
+    interpret: bool
+
+    @property
+    def group(self) -> int:
+        return self.N // self.K
+
+
+def allowed_tile(refs: dict[str, Any], rows: Any, keys: Any, flipped: bool) -> Array | None:
+    """bool [rows, keys], or what broadcasts to it; flipped [keys, rows]. None: all of them."""
+    row_axis, key_axis = (1, 0) if flipped else (0, 1)
+
+    def along(values: Array, axis: int) -> Array:
+        return jnp.expand_dims(values, 1 - axis)
+
+    parts = []
+    if "start" in refs or "end" in refs:
+        index = keys.start + jnp.arange(keys.size, dtype=jnp.int32)
+        if "start" in refs:
+            starts = plt.load(refs["start"].at[rows])
+            parts.append(along(index, key_axis) >= along(starts, row_axis))
+        if "end" in refs:
+            ends = plt.load(refs["end"].at[rows])
+            parts.append(along(index, key_axis) < along(ends, row_axis))
+    for name in refs:
+        if name.startswith("query_ids"):
+            mine = plt.load(refs[name].at[rows])
+            theirs = plt.load(refs[name.replace("query", "key")].at[keys])
+            parts.append(along(mine, row_axis) == along(theirs, key_axis))
+    if "seen" in refs:
+        parts.append(along(plt.load(refs["seen"].at[keys]) != 0, key_axis))
+    if "table" in refs:
+        table = plt.load(refs["table"].at[rows, keys]) != 0
+        parts.append(table.T if flipped else table)
+    allowed = None
+    for part in parts:
+        allowed = part if allowed is None else allowed & part
+    return allowed
+
+
+def keep_tile(
+    static: TilePass, refs: dict[str, Any], example: Array, head: Array, rows: Any, keys: Any,
+    flipped: bool,
+) -> Array | None:
+    """Dropout's factors, the same numbers that every other backend draws; None without dropout."""
+    if "seed" not in refs:
+        return None
+    seed = (refs["seed"][0], refs["seed"][1])
+    offset = refs["first_row"][0] + rows.start
+    row = (example * static.N + head) * static.row_stride + offset
+    row = row + jnp.arange(rows.size, dtype=jnp.int32)
+    key = keys.start + jnp.arange(keys.size, dtype=jnp.int32)
+    row, key = (row[None, :], key[:, None]) if flipped else (row[:, None], key[None, :])
+    return keep_scale(seed, row, key, static.dropout_rate, jnp.dtype(jnp.float32))
+
+
+def read_spec(array: Array, static: TilePass) -> pl.BlockSpec:
+    """One example and head of an array whole, for grids (block, head, example).
+
+    [B|1, N|K|1, ...] is read as [...]; anything of rank 1 as it is.
+    """
+    if array.ndim == 1:
+        return pl.BlockSpec(array.shape, lambda *grid: (0,))
+    heads = array.shape[1]
+
+    def index(block: Array, head: Array, example: Array) -> tuple[Any, ...]:
+        at = 0 if heads == 1 else (head if heads == static.N else head // static.group)
+        return (0 if array.shape[0] == 1 else example, at) + (0,) * (array.ndim - 2)
+
+    return pl.BlockSpec((None, None, *array.shape[2:]), index)

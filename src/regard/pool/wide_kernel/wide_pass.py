@@ -1,0 +1,232 @@
+"""Pooling over features, forward and backward: pads, picks the kernel, and pulls d scores back.
+
+Forward: hopper.py where it can, else forward.py. Backward: d_scores.py writes d scores, a stripe of
+queries at a time so that memory stays linear, and matrix products (cuBLAS) do the rest.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from regard.mask import Allowed
+from regard.pool.wide_kernel import hopper
+from regard.pool.wide_kernel.blocks import Blocks, pick_blocks
+from regard.pool.wide_kernel.bounds import key_bounds
+from regard.pool.wide_kernel.d_scores import d_scores
+from regard.pool.wide_kernel.features import make_features
+from regard.pool.wide_kernel.forward import forward
+from regard.pool.wide_kernel.rows import lay_ranges, pad, round_up, run_stripes, stripe_rows
+from regard.pool.wide_kernel.tile import LOG2_E, FeatureScore, TilePass
+from regard.score.contract import Expansion, matmul_precision
+from regard.shapes import Axes
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class WideOperands:
+    """Compact rows of a lift, and the values.
+
+    Attributes:
+        expansion: makes features from the rows; None where the rows are the features.
+        query: [B, N, T, F].
+        key: [B, K, S, F].
+        key_bias: [B, K, S]; None is zero.
+        value: [B, K, S, V].
+    """
+
+    expansion: Expansion | None
+    query: Array
+    key: Array
+    key_bias: Array | None
+    value: Array
+
+    def width(self) -> int:
+        """Of the features."""
+        if self.expansion is None:
+            return self.key.shape[-1]
+        return jax.eval_shape(type(self.expansion).key, self.expansion, self.key).shape[-1]
+
+
+@dataclass(frozen=True)
+class WidePass:
+    """Pooling with the scores scale · phi(q) · psi(k) + key_bias.
+
+    Attributes:
+        dtype: of the features.
+        scale: positive.
+        device: "hopper", "gpu" (Ampere and later) or "interpret" (a CPU, for tests).
+        forced: block shapes; None looks them up.
+    """
+
+    axes: Axes
+    dtype: Any
+    scale: float
+    dropout_rate: float
+    device: str
+    forced: Blocks | None
+
+    def forward(
+        self, operands: WideOperands, allowed: Allowed, seed: Array | None, active: Array | None
+    ) -> tuple[Array, Array]:
+        dtypes = (self.dtype, operands.value.dtype)
+        if self.device == "hopper" and hopper.can(dtypes, self.axes.V, allowed, seed):
+            out, lse = self._on_hopper(operands, allowed)
+        else:
+            static, sizes = self._static(operands, "forward")
+            phi, psi = self._features(sizes, operands.expansion, operands.query, operands.key)
+            out, lse = forward(static, self._arrays(static, phi, psi, operands, allowed, seed))
+        return out[:, :, : self.axes.T, : self.axes.V], lse[:, :, : self.axes.T]
+
+    def backward(
+        self,
+        operands: WideOperands,
+        allowed: Allowed,
+        seed: Array | None,
+        active: Array | None,
+        rows: tuple[Array, Array, Array],
+    ) -> WideOperands:
+        static, sizes = self._static(operands, "backward")
+        features, pull = jax.vjp(
+            functools.partial(self._features, sizes),
+            operands.expansion,
+            operands.query,
+            operands.key,
+        )
+        d_out, out, lse = rows
+        delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1)
+        arrays = self._arrays(static, *features, operands, allowed, seed) | dict(
+            d_out=pad(d_out.astype(operands.value.dtype), {2: static.T, 3: static.V}),
+            lse=pad(lse, {2: static.T}),
+            delta=pad(delta, {2: static.T}),
+        )
+        d_phi, (d_psi, d_value, d_bias) = self._pull_back(static, arrays)
+        width = features[0].shape[-1]
+        d_expansion, d_query, d_key = pull(
+            tuple(d[..., :width].astype(self.dtype) for d in (d_phi, d_psi))
+        )
+        S, V = self.axes.S, self.axes.V
+        bias = operands.key_bias
+        return WideOperands(
+            d_expansion,
+            d_query,
+            d_key,
+            None if bias is None else d_bias[:, :, :S].astype(bias.dtype),
+            d_value[:, :, :S, :V].astype(operands.value.dtype),
+        )
+
+    def _pull_back(
+        self, static: TilePass, arrays: dict[str, Array]
+    ) -> tuple[Array, tuple[Array, Array, Array]]:
+        """d phi [B, N, T, R]; and d psi [B, K, S, R], d value [B, K, S, V], d key_bias [B, K, S].
+
+        Sums over stripes are in float32 and in a fixed order.
+        """
+        key, lead = arrays["key"], (static.B, static.K, static.group)
+
+        def stripe(part: TilePass, arrays: dict[str, Array]) -> tuple[Array, Any]:
+            found = d_scores(part, arrays, self.dtype)
+            tiles = found.scores.reshape(*lead, part.S, part.T)
+            query = arrays["query"].reshape(*lead, part.T, -1)
+            d_phi = _product("bkgsq,bksr->bkgqr", tiles, key) * self.scale
+            d_psi = _product("bkgsq,bkgqr->bksr", tiles, query) * self.scale
+            d_value, d_bias = (a.reshape(*lead, *a.shape[2:]).sum(2) for a in found[1:])
+            return d_phi.reshape(static.B, static.N, part.T, -1), (d_psi, d_value, d_bias)
+
+        rows = stripe_rows(self.axes, static.blocks.queries, static.S, self.dtype)
+        return run_stripes(static, arrays, rows, stripe)
+
+    def _features(
+        self, sizes: tuple[int, int], expansion: Expansion | None, query: Array, key: Array
+    ) -> tuple[Array, Array]:
+        """phi [B, N, T, R] and psi [B, K, S, R] of rows padded to T and S."""
+        query, key = pad(query, {2: sizes[0]}), pad(key, {2: sizes[1]})
+        return make_features(expansion, query, key, self.dtype, self.device == "interpret")
+
+    def _on_hopper(self, operands: WideOperands, allowed: Allowed) -> tuple[Array, Array]:
+        axes = self.axes
+        blocks = hopper.pick(operands.width(), axes.V, operands.key_bias is not None)
+        tile = blocks.queries * blocks.cluster
+        T, S = round_up(axes.T, tile), round_up(axes.S, blocks.keys)
+        phi, psi = self._features((T, S), operands.expansion, operands.query, operands.key)
+        width = round_up(phi.shape[-1], 64)
+        ranges = lay_ranges(allowed, axes, T, S)
+        bounds = None
+        if ranges.arrays():
+            bounds = key_bounds(ranges, tile, blocks.keys, T, S, at_least_one=True)
+        bias = operands.key_bias
+        return hopper.forward(
+            pad(phi, {3: width}),
+            pad(psi, {3: width}),
+            pad(operands.value, {2: S, 3: round_up(axes.V, 64)}),
+            None if bias is None else pad(bias.astype(jnp.float32) / self.scale, {2: S}),
+            (ranges.start, ranges.end),
+            bounds,
+            scale=self.scale * LOG2_E,
+            blocks=blocks,
+        )
+
+    def _static(self, operands: WideOperands, direction: str) -> tuple[TilePass, tuple[int, int]]:
+        """What the Triton-lowered kernels need to know, and the padded T and S."""
+        axes, width = self.axes, operands.width()
+        blocks = self.forced or pick_blocks(direction, width, axes.V, self.dtype)
+        T, S = round_up(axes.T, blocks.queries), round_up(axes.S, blocks.keys)
+        if direction == "backward":
+            T = round_up(axes.T, stripe_rows(axes, blocks.queries, S, self.dtype))
+        chunk = min(blocks.chunk, round_up(width, 16, power=True))
+        precision = matmul_precision(self.dtype)
+        score = FeatureScore(round_up(width, chunk), chunk, self.scale * LOG2_E, precision)
+        static = TilePass(
+            score,
+            blocks,
+            axes.B,
+            axes.N,
+            axes.K,
+            T,
+            S,
+            round_up(axes.V, 16, power=True),
+            row_stride=axes.T,
+            dropout_rate=self.dropout_rate,
+            precision=matmul_precision(operands.value.dtype),
+            interpret=self.device == "interpret",
+        )
+        return static, (T, S)
+
+    def _arrays(
+        self,
+        static: TilePass,
+        phi: Array,
+        psi: Array,
+        operands: WideOperands,
+        allowed: Allowed,
+        seed: Array | None,
+    ) -> dict[str, Array]:
+        """What kernels read, by name."""
+        assert isinstance(static.score, FeatureScore)
+        T, S, blocks, width = static.T, static.S, static.blocks, static.score.width
+        ranges = lay_ranges(allowed, self.axes, T, S)
+        arrays = dict(
+            query=pad(phi, {3: width}),
+            key=pad(psi, {3: width}),
+            value=pad(operands.value, {2: S, 3: static.V}),
+            bounds=key_bounds(ranges, blocks.queries, blocks.keys, T, S),
+            **ranges.arrays(),
+        )
+        if operands.key_bias is not None:
+            arrays["key_bias"] = pad(operands.key_bias.astype(jnp.float32) * LOG2_E, {2: S})
+        if seed is not None:
+            arrays |= dict(seed=seed, first_row=jnp.zeros(1, jnp.int32))
+        return arrays
+
+
+def _product(subscripts: str, left: Array, right: Array) -> Array:
+    return jnp.einsum(
+        subscripts,
+        left,
+        right,
+        precision=matmul_precision(left.dtype),
+        preferred_element_type=jnp.float32,
+    )
