@@ -50,6 +50,9 @@ AS_RUN = {
     )
 }
 
+# Backends that take some requests only; which, and on what, their own test files say.
+CHOOSY = {"cudnn": Backend("cudnn")}
+
 # ---------------------------------------------------------------------------------------------
 # Scores: the class here, the class in the oracle, the widths, the parameters.
 

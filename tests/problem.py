@@ -9,7 +9,7 @@ import numpy as np
 
 import oracle
 import regard
-from cases import AS_RUN, BACKENDS, DTYPES, MASKS, REGIMES, SCORES, Case
+from cases import AS_RUN, BACKENDS, CHOOSY, DTYPES, MASKS, REGIMES, SCORES, Case
 
 # What the additive lift may add, by the query's dtype: (forward, gradient), relative in norm. Its
 # contract is on the score, tolerance * |w|_1; test_additive.py holds it to that. Here, the issue's
@@ -104,7 +104,7 @@ class Problem:
     @functools.cached_property
     def program(self):
         """One jitted function for everything a test asks of this case; compiled once."""
-        backend = {**BACKENDS, **AS_RUN}[self.case.backend]
+        backend = {**BACKENDS, **AS_RUN, **CHOOSY}[self.case.backend]
         normalize = REGIMES[self.case.regime].normalize
 
         @jax.jit

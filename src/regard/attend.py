@@ -17,7 +17,9 @@ from regard.mask import Mask, resolve
 from regard.normalize import Normalizer, Softmax
 from regard.pool.blockwise import blockwise
 from regard.pool.choose import Choice
+from regard.pool.cudnn import cudnn, static_scale
 from regard.pool.layout import forced_tiling
+from regard.pool.pallas import Target, pallas
 from regard.pool.problem import Problem
 from regard.pool.reference import dense_weights, reference, reference_scores
 from regard.pool.tiles import Tiling
@@ -99,7 +101,7 @@ def attend(
         dropout_rng=dropout_rng,
         implementation=implementation,
     )
-    settings = _Settings.of(choice)
+    settings = _Settings.of(choice, problem)
     out, lifted = _pool(problem, settings)
     if not return_weights and not return_lifted:
         return out
@@ -145,7 +147,7 @@ def weights(
         normalize=normalize,
         implementation=implementation,
     )
-    return _weights(problem, _Settings.of(choice))
+    return _weights(problem, _Settings.of(choice, problem))
 
 
 def scores(query: Array, key: Array, *, score: Score = Dot()) -> Array:
@@ -218,7 +220,10 @@ def explain(query: Array, key: Array, value: Array, **keywords: Any) -> str:
     jax.eval_shape(shapes_only, query, key, value, keywords)
     choice = found[0]
     lines = [f"{choice.name} runs: {choice.reason}"]
-    lines += [f"not {name}: {reason}" for name, reason in choice.refusals.items()]
+    lines += [f"not {name}: {reason}" for name, reason in choice.why_not().items()]
+    if choice.rules():
+        lines += ["rules, of which the first that holds and whose backend can decides:"]
+        lines += choice.rules()
     return "\n".join(lines)
 
 
@@ -230,10 +235,17 @@ class _Settings:
     tiling: Tiling | None
     platform: str
     policy: LiftPolicy
+    scale: float | None  # a number among the score's parameters, which inside jit is an array
+    target: Target | None  # of the kernels
 
     @classmethod
-    def of(cls, choice: Choice) -> "_Settings":
-        return cls(choice.name, forced_tiling(), jax.default_backend(), lift_policy())
+    def of(cls, choice: Choice, problem: Problem) -> "_Settings":
+        scale = None
+        if choice.name in ("cudnn", "pallas"):
+            scale = static_scale(problem.score, problem.axes.query_width)
+        target = Target.of(choice.request.device) if choice.name == "pallas" else None
+        platform = jax.default_backend()
+        return cls(choice.name, forced_tiling(), platform, lift_policy(), scale, target)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -245,6 +257,10 @@ def _pool(problem: Problem, settings: _Settings) -> tuple[Array, Array]:
         out = jnp.zeros((axes.B, axes.N, axes.T, axes.V), value.dtype)
     elif settings.implementation == "reference":
         out = reference(problem).astype(value.dtype)
+    elif settings.implementation == "cudnn":
+        out, lifted = cudnn(problem, settings.scale)
+    elif settings.target is not None:
+        out, lifted = pallas(problem, settings.target, settings.scale)
     else:
         out, lifted = blockwise(problem, settings.tiling, settings.platform)
     return axes.callers(out), lifted

@@ -5,15 +5,17 @@ rule, what arrived with every shape, and the fix.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import jax.numpy as jnp
 from jax import Array
 
 from regard.dropout import seed_words
-from regard.mask import Mask, resolve
+from regard.mask import Mask, MaskFacts, resolve
 from regard.normalize import Normalizer, Softmax
-from regard.pool.choose import Choice, Request, choose
+from regard.pool.choose import Choice, choose
 from regard.pool.problem import Problem, hide_padding
+from regard.pool.request import Request, device_of
 from regard.score.contract import Score, promote
 from regard.score.dot import Dot
 from regard.shapes import Axes, check
@@ -42,7 +44,18 @@ def prepare(
     bias = None if bias is None else _canonical_bias(jnp.asarray(bias), axes)
     seed = _seed(dropout_rate, dropout_rng)
     dtype = promote(query.dtype, key.dtype)
-    choice = choose(Request(axes, score, normalize, dtype, seed is not None), implementation)
+    request = Request(
+        axes,
+        score,
+        normalize,
+        dtype,
+        dropout=seed is not None,
+        value_dtype=None if value is None else value.dtype,
+        bias=bias is not None,
+        mask=cast(MaskFacts, allowed.facts),
+        device=device_of(query),
+    )
+    choice = choose(request, implementation)
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
     value = None if value is None else axes.canonical(value)
     query, key, value, visible = hide_padding(query, key, value, allowed, axes)

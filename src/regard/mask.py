@@ -24,6 +24,34 @@ class Band(NamedTuple):
     align: str
 
 
+class MaskFacts(NamedTuple):
+    """What is known of a mask before any data: what a backend may choose by.
+
+    Attributes:
+        lens: "none", "per example" or "per query": what the valid lengths belong to.
+        band: every band in one, positions counted from the first query and the first key; a
+            bound that hides nothing is None, whatever the caller wrote.
+        segments, boolean: whether there are any.
+    """
+
+    lens: str = "none"
+    band: Band = Band(None, None, "start")
+    segments: bool = False
+    boolean: bool = False
+
+
+class LengthsAndBand(NamedTuple):
+    """A mask that is no more than this: keys s < lens, and of those the ones in the band.
+
+    Attributes:
+        lens: int32, [B] or [1], at least 0 and at most S; None is no bound.
+        band: aligned at the start.
+    """
+
+    lens: Array | None
+    band: Band
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Mask:
@@ -130,16 +158,30 @@ class Allowed:
         start, end: int32, [B|1, N|1, T|1]: the keys start <= s < end; None is no bound.
         segment_ids: pairs of [B|1, T] and [B|1, S].
         arrays: bool, [B|1, N|1, T|1, S|1].
+        facts: what is known of all this before any data; None: not recorded.
     """
 
     start: Array | None
     end: Array | None
     segment_ids: tuple[tuple[Array, Array], ...]
     arrays: tuple[Array, ...]
+    facts: MaskFacts | None = field(default=None, metadata=dict(static=True))
 
     def everything(self) -> bool:
         """Statically known to allow every pair."""
         return self.start is None and self.end is None and not self.segment_ids and not self.arrays
+
+    def as_lengths_and_band(self) -> LengthsAndBand | None:
+        """The mask as one length per example and one band; None where it is anything more."""
+        facts = self.facts
+        if facts is None or facts.lens == "per query" or facts.segments or facts.boolean:
+            return None
+        if facts.lens == "none":
+            return LengthsAndBand(None, facts.band)
+        # With a band, `end` rises from query to query up to the length, or up to the last key
+        # that the band shows to anyone: as a length the two are the same.
+        end = cast(Array, self.end)
+        return LengthsAndBand(end[:, 0, -1], facts.band)
 
     def dense(self, axes: Axes) -> Array | None:
         """[B|1, N|1, T|1, S] bool: True takes part; None allows everything."""
@@ -157,6 +199,11 @@ class Allowed:
         """[B|1, N|1, S] bool: keys that some query may look at; None means all."""
         if self._kinds() > 1:
             return self._by_blocks(axes)[0]
+        # That causal order hides no key from everyone is known beforehand: found out on the
+        # device, it would cost a pass over keys and values.
+        band = self._lone_band()
+        if band is not None and _all_meet(axes.S, axes.T, band.right, band.left):
+            return None
         if self.start is not None or self.end is not None:
             return self._visible_in_ranges(axes)
         for query_ids, key_ids in self.segment_ids:
@@ -169,6 +216,9 @@ class Allowed:
         """[B|1, N|1, T|1] bool: queries that may look at some key; None means all."""
         if self._kinds() > 1:
             return self._by_blocks(axes)[1]
+        band = self._lone_band()
+        if band is not None and _all_meet(axes.T, axes.S, band.left, band.right):
+            return None
         if self.end is not None:
             return self.end > (0 if self.start is None else self.start)
         if self.start is not None:
@@ -178,6 +228,12 @@ class Allowed:
         for array in self.arrays:
             return array.any(3)
         return None
+
+    def _lone_band(self) -> Band | None:
+        """The band, where the mask is a band and nothing else."""
+        if self.facts is None or self.facts != MaskFacts(band=self.facts.band):
+            return None
+        return self.facts.band
 
     def _kinds(self) -> int:
         ranges = self.start is not None or self.end is not None
@@ -248,17 +304,41 @@ def resolve(mask: "Mask | Array | None", valid_lens: Array | None, axes: Axes) -
         mask = Mask.boolean(mask)
     if valid_lens is not None:
         mask = mask & Mask.lengths(valid_lens)
-    starts: list[Array] = []
-    ends = [_canonical_lens(lens, axes) for lens in mask.lens]
-    for band in mask.bands:
-        start, end = _band_bounds(band, axes)
-        starts += [] if start is None else [start]
-        ends += [] if end is None else [end]
+    lens = [_canonical_lens(lens, axes) for lens in mask.lens]
+    band = _as_one_band(mask.bands, axes)
+    start, end = _band_bounds(band, axes)
+    ends = lens if end is None else [*lens, end]
     return Allowed(
-        functools.reduce(jnp.maximum, starts) if starts else None,
+        start,
         functools.reduce(jnp.minimum, ends) if ends else None,
         tuple(_canonical_ids(*ids, axes) for ids in mask.segment_ids),
         tuple(_canonical_array(array, axes) for array in mask.arrays),
+        _facts(mask, lens, band, axes),
+    )
+
+
+def _facts(mask: Mask, lens: list[Array], band: Band, axes: Axes) -> MaskFacts:
+    kind = "none"
+    if lens:
+        shared = all(array.shape[1:] == (1, 1) for array in lens)
+        kind = "per example" if shared else "per query"
+    if axes.T == 1 and band.right is not None:  # for one query, the end of a band is a length
+        kind, band = kind if lens else "per example", band._replace(right=None)
+    return MaskFacts(kind, band, bool(mask.segment_ids), bool(mask.arrays))
+
+
+def _as_one_band(bands: tuple[Band, ...], axes: Axes) -> Band:
+    """All bands in one, aligned at the start; a bound that hides nothing becomes None.
+
+    At align="end" query t stands at t + S - T, so from the start its band leans over by S - T.
+    """
+    lean = {"start": 0, "end": axes.S - axes.T}
+    left = min((b.left - lean[b.align] for b in bands if b.left is not None), default=axes.T)
+    right = min((b.right + lean[b.align] for b in bands if b.right is not None), default=axes.S)
+    return Band(
+        None if left >= axes.T - 1 else left,  # the last query sees the first key
+        None if right >= axes.S - 1 else right,  # the first query sees the last key
+        "start",
     )
 
 
@@ -294,10 +374,18 @@ def _as_dtype(bound: int, dtype: jnp.dtype) -> Array:
     return jnp.asarray(min(bound, jnp.iinfo(dtype).max), dtype)
 
 
+def _all_meet(count: int, others: int, before: int | None, after: int | None) -> bool:
+    """Whether each i < count has a partner j < others with i - before <= j <= i + after."""
+    return (
+        (after is None or after >= 0)
+        and (before is None or before >= count - others)
+        and (before is None or after is None or before + after >= 0)
+    )
+
+
 def _band_bounds(band: Band, axes: Axes) -> tuple[Array | None, Array | None]:
+    """The range of keys of each query, int32 [1, 1, T], for a band aligned at the start."""
     position = jnp.arange(axes.T, dtype=jnp.int32)[None, None, :]
-    if band.align == "end":
-        position = position + (axes.S - axes.T)
     start = None if band.left is None else jnp.clip(position - band.left, 0, axes.S)
     end = None if band.right is None else jnp.clip(position + band.right + 1, 0, axes.S)
     return start, end

@@ -41,6 +41,9 @@ from regard.score.sine_series import series_table, terms_for
 # One rounding of the number itself, in the types whose rounding is coarser than 1e-6.
 DEFAULT_TOLERANCE = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 1e-6}
 
+# A kernel may keep features in float16, where they have to be far from its largest number.
+LARGEST_WEIGHT = 1e4
+
 
 @dataclass(frozen=True)
 class LiftPolicy:
@@ -162,7 +165,8 @@ class Additive(Score):
         if visible is not None:
             y = jnp.where(visible[..., None], y, 0)
         reach = jnp.maximum(high, -low)  # [..., K, 1, h]: max abs(x + y) over the pairs
-        entry = jnp.searchsorted(jnp.asarray(table.limits, reach.dtype), reach)
+        limits = jnp.asarray(table.limits, reach.dtype)
+        entry = jnp.searchsorted(limits, reach, method="compare_all")  # one kernel, not a loop
         entry = jnp.minimum(entry, len(table.limits) - 1)
         frequency = jnp.asarray(table.frequency, x.dtype)[entry]  # [..., K, 1, h]
         coefficients = jnp.asarray(table.coefficients, x.dtype)[:, entry]  # [R, ..., K, 1, h]
@@ -171,7 +175,9 @@ class Additive(Score):
         expansion = SineExpansion(frequency, coefficients * vector)
         in_range = None
         if lift_policy().guarded:
-            in_range = all_over_vmap(jnp.all(reach <= float(table.limits[-1])))  # False on NaN too
+            in_range = jnp.all(reach <= float(table.limits[-1]))  # False on NaN too
+            in_range &= jnp.all(jnp.abs(projected.vector) <= LARGEST_WEIGHT)
+            in_range = all_over_vmap(in_range)
         return Lift(x, y, expansion=expansion, in_range=in_range, standing=f"within {tolerance:g}")
 
     def check(self, query_width: int, key_width: int) -> None:

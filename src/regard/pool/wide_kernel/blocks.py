@@ -38,8 +38,11 @@ TABLE: dict[tuple[str, int, int, int], Blocks] = {
     ("forward", 16, 64, 64): Blocks(128, 64, 64, 4, 3),
     ("forward", 16, 128, 128): Blocks(128, 64, 128, 8, 3),
     ("forward", 16, WIDTHS[-1], 64): Blocks(128, 256, 64, 8, 3),
-    ("forward", 16, WIDTHS[-1], 256): Blocks(128, 128, 64, 8, 3),
-    ("backward", 16, WIDTHS[-1], 64): Blocks(128, 128, 64, 8, 3),
+    ("forward", 16, WIDTHS[-1], 128): Blocks(128, 128, 64, 8, 3),
+    ("forward", 16, WIDTHS[-1], 256): Blocks(64, 128, 64, 8, 3),
+    ("backward", 16, WIDTHS[-1], 64): Blocks(128, 64, 64, 4, 3),
+    ("backward", 16, WIDTHS[-1], 128): Blocks(128, 64, 64, 8, 3),
+    ("backward", 16, WIDTHS[-1], 256): Blocks(128, 64, 64, 8, 3),
 }
 DEFAULT = {16: Blocks(128, 64, 64, 8, 2), 32: Blocks(64, 64, 32, 4, 2)}
 

@@ -1,4 +1,4 @@
-"""Which tiles a kernel visits, and which of those need a mask: from the ranges, before it starts."""
+"""Which tiles a kernel visits, and which of those need a mask: known before it starts."""
 
 from collections.abc import Callable
 from typing import NamedTuple

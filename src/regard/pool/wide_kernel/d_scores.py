@@ -90,7 +90,9 @@ def d_scores(static: TilePass, arrays: dict[str, Array], dtype: jnp.dtype) -> Co
 
     def whole(*shape: int) -> pl.BlockSpec:
         zeros = (0,) * len(shape)
-        return pl.BlockSpec((None, None, *shape), lambda block, head, example: (example, head, *zeros))
+        return pl.BlockSpec(
+            (None, None, *shape), lambda block, head, example: (example, head, *zeros)
+        )
 
     lead = (static.B, static.N)
     return Cotangents(

@@ -18,6 +18,8 @@ from jax.experimental.pallas import triton as plt
 from regard.score.contract import Expansion, repeat_heads
 from regard.score.sine_features import SineExpansion
 
+ROWS = 16  # of one program: thousands of small programs keep the memory busy
+
 
 def make_features(
     expansion: Expansion | None, query: Array, key: Array, dtype: Any, interpret: bool
@@ -38,8 +40,7 @@ def make_features(
 
 def _kernel_can(expansion: Expansion, query: Array, key: Array, dtype: Any) -> bool:
     """16-bit features, which have fewer digits than turning keeps; and whole blocks."""
-    sizes = (query.shape[-2], key.shape[-2], key.shape[-1])
-    whole = all(_block(size) >= 16 for size in sizes)
+    whole = _lanes(key.shape[-1]) >= 16 and query.shape[-2] % ROWS == key.shape[-2] % ROWS == 0
     return isinstance(expansion, SineExpansion) and jnp.dtype(dtype).itemsize == 2 and whole
 
 
@@ -50,7 +51,9 @@ class _Static(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sine_features(static: _Static, rows: Array, frequency: Array, amplitude: Array | None) -> Array:
+def _sine_features(
+    static: _Static, rows: Array, frequency: Array, amplitude: Array | None
+) -> Array:
     """[B, N, T, h] -> [B, N, T, 2Rh], with ω_r = (2r-1)·frequency.
 
     With an amplitude, [B, N, R, h], the query's [a_r sin ω_r x, a_r cos ω_r x]; without one the
@@ -97,7 +100,7 @@ def _backward(
     """The frequency comes from a table, by the data's range: it has no gradient."""
     rows, frequency, amplitude = residuals
     terms, h = static.terms, rows.shape[-1]
-    blocks = rows.shape[2] // _block(rows.shape[2])
+    blocks = rows.shape[2] // ROWS
 
     def kernel(*refs: Any) -> None:
         d_features_ref, rows_ref, frequency_ref, *more = refs
@@ -157,19 +160,19 @@ def _turning(angle: Array, terms: int) -> Iterator[tuple[Array, Array]]:
             )
 
 
-def _block(size: int) -> int:
-    """The largest power of two up to 64 that divides a size."""
+def _lanes(size: int) -> int:
+    """Hidden units of one program: the largest power of two up to 64 that divides all of them."""
     return min(64, size & -size)
 
 
 def _grid(rows: Array) -> tuple[int, ...]:
     B, N, T, h = rows.shape
-    return T // _block(T), h // _block(h), B * N
+    return T // ROWS, h // _lanes(h), B * N
 
 
 def _program(rows: Array) -> tuple[Any, Any]:
     """The rows and the hidden units of this program."""
-    size, width = _block(rows.shape[2]), _block(rows.shape[3])
+    size, width = ROWS, _lanes(rows.shape[3])
     at, lanes = (pl.program_id(axis) for axis in range(2))
     return pl.ds(at * size, size), pl.ds(lanes * width, width)
 

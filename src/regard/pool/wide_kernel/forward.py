@@ -78,7 +78,9 @@ def forward(static: TilePass, arrays: dict[str, Array]) -> tuple[Array, Array]:
 
     def whole(*shape: int) -> pl.BlockSpec:
         zeros = (0,) * len(shape)
-        return pl.BlockSpec((None, None, *shape), lambda block, head, example: (example, head, *zeros))
+        return pl.BlockSpec(
+            (None, None, *shape), lambda block, head, example: (example, head, *zeros)
+        )
 
     return pl.pallas_call(
         kernel,

@@ -16,7 +16,6 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as mgpu
 
-from regard.mask import Allowed
 from regard.pool.wide_kernel.hopper_compute import ROWS, compute
 from regard.pool.wide_kernel.hopper_copy import copy
 
@@ -52,13 +51,6 @@ class HopperBlocks:
         return WARPGROUPS * ROWS
 
 
-def can(dtypes: tuple[Any, Any], value_width: int, allowed: Allowed, seed: Array | None) -> bool:
-    """Whether this kernel does what is asked; else forward.py does."""
-    half = dtypes[0] == dtypes[1] and dtypes[0] in (jnp.bfloat16, jnp.float16)
-    ranges_only = not allowed.segment_ids and not allowed.arrays
-    return half and ranges_only and seed is None and value_width <= 256
-
-
 def pick(width: int, value_width: int, biased: bool) -> HopperBlocks:
     """Block shapes by the widths, as measured on an H200."""
     if width <= 128 and value_width <= 128:
@@ -66,7 +58,9 @@ def pick(width: int, value_width: int, biased: bool) -> HopperBlocks:
     slots = 2 if biased else 1
     if value_width <= 64:
         return HopperBlocks(256, stages=4 if slots == 1 else 3, cluster=2, value_slots=slots)
-    return HopperBlocks(128, stages=4 if slots == 1 else 2, value_slots=slots)
+    if value_width <= 128 and not biased:
+        return HopperBlocks(256, stages=3, cluster=2)
+    return HopperBlocks(128, stages=4 if slots == 1 else 2, cluster=2, value_slots=slots)
 
 
 class Plan(NamedTuple):
@@ -78,7 +72,7 @@ class Plan(NamedTuple):
     value_width: int
     key_blocks: int
     scale: float
-    dtype: Any
+    dtype: Any  # of the values, and of the weights they are multiplied by
     shapes: dict[str, tuple[int, ...]]  # of the arrays that may be there or not
     interpret: bool
 

@@ -71,6 +71,7 @@ class _Worker:
             return self.absorb(ik, self.scores(ik), state, masked)
 
         with_mask = functools.partial(visit, masked=True)
+        self._await_features(low)
         pl.when(self.place.warpgroup == 1)(self._take_turn)
         if self.start is not None:
             state = lax.fori_loop(low, full_low, with_mask, state)
@@ -137,9 +138,9 @@ class _Worker:
         top = jnp.maximum(state.top, scores.max(axis=1) * plan.scale)
         rescale = jnp.exp2(state.top - top)
         weights = jnp.exp2(scores * plan.scale - lax.broadcast_in_dim(top, scores.shape, [0]))
-        total = state.total * rescale + weights.sum(axis=1)
         out = state.out * lax.broadcast_in_dim(rescale, state.out.shape, [0])
         operand = weights.astype(plan.dtype)
+        total = state.total * rescale + weights.sum(axis=1)
         slot = slot_of(ik - self.place.visits[0], plan.blocks.value_slots)
         if plan.blocks.turns:
             # Everything above before the turn: the compiler would move it past the barrier.
@@ -151,10 +152,12 @@ class _Worker:
         if plan.interpret:  # it knows no product with an operand in registers
             values = memory.value[slot].astype(jnp.float32)
             out = out + jnp.dot(operand.astype(jnp.float32), values)
+            self._await_features(ik + 1)
         else:
 
             def pool(accumulator: Any) -> None:
                 mgpu.wgmma(accumulator, operand, memory.value.at[slot])
+                self._await_features(ik + 1)
 
             out = pl.run_state(pool)(mgpu.ACC.init(out))
         mgpu.barrier_arrive(memory.value_consumed.at[slot])
@@ -165,9 +168,17 @@ class _Worker:
         at = (self.place.example, self.place.head, self.rows)
         total = jnp.maximum(state.total, TINY)
         out = state.out * lax.broadcast_in_dim(1.0 / total, state.out.shape, [0])
-        self.refs["out"][at] = out.astype(self.plan.dtype)
+        if self.plan.blocks.resident and self.plan.width == self.plan.value_width:
+            # The query's features are done with: their place, and the copy engine.
+            rows = self.memory.phi.at[self.place.warpgroup]
+            rows[...] = out.astype(self.plan.dtype)
+            mgpu.commit_smem()
+            mgpu.copy_smem_to_gmem(rows, self.refs["out"].at[at])
+        else:
+            self.refs["out"][at] = out.astype(self.plan.dtype)
         lse = state.top + jnp.log(total) * LOG2_E
         self.refs["lse"][at] = jnp.where(state.total > 0, lse, -jnp.inf)
+        mgpu.wait_smem_to_gmem(0)
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -177,7 +188,8 @@ class _Worker:
         low = self.place.visits[0]
         if blocks.resident:
             slot = slot_of(ik - low, blocks.stages)
-            mgpu.barrier_wait(memory.chunk_ready.at[slot])
+            if blocks.ahead:
+                mgpu.barrier_wait(memory.chunk_ready.at[slot])
             mgpu.wgmma(accumulator, memory.phi.at[warpgroup], memory.psi.at[slot].transpose((1, 0)))
             self._take_turn()
             return
@@ -193,6 +205,14 @@ class _Worker:
             pl.when(c > 0)(lambda: mgpu.barrier_arrive(before))
 
         lax.fori_loop(0, self.plan.chunks, multiply_chunk, None)
+
+    def _await_features(self, ik: Array) -> None:
+        """Waits for a whole key block's features while the matrix unit is busy with something else."""
+        if not self.plan.blocks.resident or self.plan.blocks.ahead:
+            return
+        low, *_, high = self.place.visits
+        ready = self.memory.chunk_ready.at[slot_of(ik - low, self.plan.blocks.stages)]
+        pl.when(ik < high)(lambda: mgpu.barrier_wait(ready))
 
     def _release(self, ik: Array) -> None:
         """The last chunk of a key block is done with."""

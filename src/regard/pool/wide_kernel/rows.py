@@ -14,7 +14,7 @@ from regard.pool.wide_kernel.tile import TilePass
 from regard.shapes import Axes
 
 STRIPE_BYTES = 1 << 30  # d scores held at a time
-OF_QUERIES = ("query", "start", "end", "table", "d_out", "lse", "delta")  # and query_ids
+OF_QUERIES = ("query", "x", "start", "end", "table", "d_out", "lse", "delta")  # and query_ids
 
 
 def round_up(size: int, block: int, power: bool = False) -> int:
@@ -68,6 +68,19 @@ def lay_ranges(allowed: Allowed, axes: Axes, T: int, S: int) -> Ranges:
     return Ranges(rows(start), rows(end), ids, keys, table)
 
 
+def pad_rows_back(
+    static: TilePass, results: tuple[Array, Array, Array], dtype: Any
+) -> dict[str, Array]:
+    """What the way back reads per query, by name: from (d out, out, log2-sum-exp2)."""
+    d_out, out, lse = results
+    delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1)
+    return dict(
+        d_out=pad(d_out.astype(dtype), {2: static.T, 3: static.V}),
+        lse=pad(lse, {2: static.T}),
+        delta=pad(delta, {2: static.T}),
+    )
+
+
 def stripe_rows(axes: Axes, block: int, S: int, dtype: Any) -> int:
     """Queries whose d scores fit STRIPE_BYTES, in whole blocks; all of them where they fit."""
     per_row = axes.B * axes.N * S * jnp.dtype(dtype).itemsize
@@ -84,24 +97,27 @@ def run_stripes(
 ) -> tuple[Any, Any]:
     """Runs `stripe` on one stripe of queries after the other.
 
+    It is given the arrays of its queries: `visits` are its key bounds, `bounds` its query bounds.
+
     Returns:
         Its first results, leaves [B, N, rows, ...], joined along the queries, and the sum of its
         second ones.
     """
-    blocks = static.blocks
     part, count = replace(static, T=rows), static.T // rows
-    of_queries = {
-        name for name in arrays if name in OF_QUERIES or name.startswith("query_ids")
-    }
+    of_queries = {name for name in arrays if name in OF_QUERIES or name.startswith("query_ids")}
+
+    def take(array: Array, at: Any) -> Array:
+        """A stripe of [.., T, ...], or of [.., query blocks, ...]."""
+        per = static.T // array.shape[2]
+        return lax.dynamic_slice_in_dim(array, at // per, rows // per, 2)
 
     def run(index: Array | int) -> tuple[Any, Any]:
         at = index * rows
         mine = {
-            name: lax.dynamic_slice_in_dim(array, at, rows, 2) if name in of_queries else array
-            for name, array in arrays.items()
+            name: take(array, at) if name in of_queries else array for name, array in arrays.items()
         }
-        visits = lax.dynamic_slice_in_dim(arrays["bounds"], at // blocks.queries, rows // blocks.queries, 2)
-        mine["bounds"] = query_bounds(visits, static.S // blocks.keys)
+        mine["visits"] = take(arrays["bounds"], at)
+        mine["bounds"] = query_bounds(mine["visits"], static.S // static.blocks.keys)
         if "first_row" in arrays:
             mine["first_row"] = jnp.asarray(at, jnp.int32).reshape(1)
         return stripe(part, mine)

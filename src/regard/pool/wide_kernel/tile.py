@@ -134,7 +134,12 @@ def allowed_tile(refs: dict[str, Any], rows: Any, keys: Any, flipped: bool) -> A
 
 
 def keep_tile(
-    static: TilePass, refs: dict[str, Any], example: Array, head: Array, rows: Any, keys: Any,
+    static: TilePass,
+    refs: dict[str, Any],
+    example: Array,
+    head: Array,
+    rows: Any,
+    keys: Any,
     flipped: bool,
 ) -> Array | None:
     """Dropout's factors, the same numbers that every other backend draws; None without dropout."""

@@ -13,13 +13,19 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.mask import Allowed
-from regard.pool.wide_kernel import hopper
 from regard.pool.wide_kernel.blocks import Blocks, pick_blocks
 from regard.pool.wide_kernel.bounds import key_bounds
 from regard.pool.wide_kernel.d_scores import d_scores
 from regard.pool.wide_kernel.features import make_features
 from regard.pool.wide_kernel.forward import forward
-from regard.pool.wide_kernel.rows import lay_ranges, pad, round_up, run_stripes, stripe_rows
+from regard.pool.wide_kernel.rows import (
+    lay_ranges,
+    pad,
+    pad_rows_back,
+    round_up,
+    run_stripes,
+    stripe_rows,
+)
 from regard.pool.wide_kernel.tile import LOG2_E, FeatureScore, TilePass
 from regard.score.contract import Expansion, matmul_precision
 from regard.shapes import Axes
@@ -72,12 +78,18 @@ class WidePass:
     def forward(
         self, operands: WideOperands, allowed: Allowed, seed: Array | None, active: Array | None
     ) -> tuple[Array, Array]:
-        dtypes = (self.dtype, operands.value.dtype)
-        if self.device == "hopper" and hopper.can(dtypes, self.axes.V, allowed, seed):
-            out, lse = self._on_hopper(operands, allowed)
+        dtype = self.dtype
+        if operands.expansion is not None and dtype == jnp.bfloat16:
+            # Sines, times a weight that the lift has checked to be small enough: three bits more.
+            # Not on the way back, where gradients may be too small for float16.
+            dtype = jnp.dtype(jnp.float16)
+        if self.device == "hopper" and self._fits_hopper(dtype, operands, allowed, seed):
+            out, lse = self._on_hopper(dtype, operands, allowed)
         else:
             static, sizes = self._static(operands, "forward")
-            phi, psi = self._features(sizes, operands.expansion, operands.query, operands.key)
+            phi, psi = self._features(
+                dtype, sizes, operands.expansion, operands.query, operands.key
+            )
             out, lse = forward(static, self._arrays(static, phi, psi, operands, allowed, seed))
         return out[:, :, : self.axes.T, : self.axes.V], lse[:, :, : self.axes.T]
 
@@ -91,23 +103,16 @@ class WidePass:
     ) -> WideOperands:
         static, sizes = self._static(operands, "backward")
         features, pull = jax.vjp(
-            functools.partial(self._features, sizes),
+            functools.partial(self._features, self.dtype, sizes),
             operands.expansion,
             operands.query,
             operands.key,
         )
-        d_out, out, lse = rows
-        delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1)
-        arrays = self._arrays(static, *features, operands, allowed, seed) | dict(
-            d_out=pad(d_out.astype(operands.value.dtype), {2: static.T, 3: static.V}),
-            lse=pad(lse, {2: static.T}),
-            delta=pad(delta, {2: static.T}),
-        )
+        arrays = self._arrays(static, *features, operands, allowed, seed)
+        arrays |= pad_rows_back(static, rows, operands.value.dtype)
         d_phi, (d_psi, d_value, d_bias) = self._pull_back(static, arrays)
         width = features[0].shape[-1]
-        d_expansion, d_query, d_key = pull(
-            tuple(d[..., :width].astype(self.dtype) for d in (d_phi, d_psi))
-        )
+        d_expansion, d_query, d_key = pull((d_phi[..., :width], d_psi[..., :width]))
         S, V = self.axes.S, self.axes.V
         bias = operands.key_bias
         return WideOperands(
@@ -126,32 +131,61 @@ class WidePass:
         Sums over stripes are in float32 and in a fixed order.
         """
         key, lead = arrays["key"], (static.B, static.K, static.group)
+        rows = stripe_rows(self.axes, static.blocks.queries, static.S, self.dtype)
+        sums = self.dtype if rows == static.T else jnp.dtype(jnp.float32)
 
         def stripe(part: TilePass, arrays: dict[str, Array]) -> tuple[Array, Any]:
+            arrays.pop("visits")
             found = d_scores(part, arrays, self.dtype)
             tiles = found.scores.reshape(*lead, part.S, part.T)
             query = arrays["query"].reshape(*lead, part.T, -1)
-            d_phi = _product("bkgsq,bksr->bkgqr", tiles, key) * self.scale
-            d_psi = _product("bkgsq,bkgqr->bksr", tiles, query) * self.scale
+            d_phi = self._product("bkgsq,bksr->bkgqr", tiles, key, self.dtype)
+            d_psi = self._product("bkgsq,bkgqr->bksr", tiles, query, sums)
             d_value, d_bias = (a.reshape(*lead, *a.shape[2:]).sum(2) for a in found[1:])
             return d_phi.reshape(static.B, static.N, part.T, -1), (d_psi, d_value, d_bias)
 
-        rows = stripe_rows(self.axes, static.blocks.queries, static.S, self.dtype)
-        return run_stripes(static, arrays, rows, stripe)
+        d_phi, (d_psi, d_value, d_bias) = run_stripes(static, arrays, rows, stripe)
+        return d_phi, (d_psi.astype(self.dtype), d_value, d_bias)
+
+    def _product(self, subscripts: str, left: Array, right: Array, dtype: Any) -> Array:
+        """Accumulated in float32, times the scale, in `dtype`."""
+        precision = matmul_precision(left.dtype)
+        wide = dtype if self.scale == 1.0 else jnp.dtype(jnp.float32)
+        product = jnp.einsum(
+            subscripts, left, right, precision=precision, preferred_element_type=wide
+        )
+        return product if self.scale == 1.0 else (product * self.scale).astype(dtype)
 
     def _features(
-        self, sizes: tuple[int, int], expansion: Expansion | None, query: Array, key: Array
+        self,
+        dtype: Any,
+        sizes: tuple[int, int],
+        expansion: Expansion | None,
+        query: Array,
+        key: Array,
     ) -> tuple[Array, Array]:
         """phi [B, N, T, R] and psi [B, K, S, R] of rows padded to T and S."""
         query, key = pad(query, {2: sizes[0]}), pad(key, {2: sizes[1]})
-        return make_features(expansion, query, key, self.dtype, self.device == "interpret")
+        return make_features(expansion, query, key, dtype, self.device == "interpret")
 
-    def _on_hopper(self, operands: WideOperands, allowed: Allowed) -> tuple[Array, Array]:
+    def _fits_hopper(
+        self, dtype: Any, operands: WideOperands, allowed: Allowed, seed: Array | None
+    ) -> bool:
+        """16-bit numbers, ranges and no other mask, no dropout: the rest is forward.py's."""
+        half = all(d in (jnp.bfloat16, jnp.float16) for d in (dtype, operands.value.dtype))
+        ranges_only = not allowed.segment_ids and not allowed.arrays
+        return half and ranges_only and seed is None
+
+    def _on_hopper(
+        self, dtype: Any, operands: WideOperands, allowed: Allowed
+    ) -> tuple[Array, Array]:
+        from regard.pool.wide_kernel import hopper  # its lowering is for Hopper GPUs alone
+
         axes = self.axes
         blocks = hopper.pick(operands.width(), axes.V, operands.key_bias is not None)
         tile = blocks.queries * blocks.cluster
         T, S = round_up(axes.T, tile), round_up(axes.S, blocks.keys)
-        phi, psi = self._features((T, S), operands.expansion, operands.query, operands.key)
+        phi, psi = self._features(dtype, (T, S), operands.expansion, operands.query, operands.key)
         width = round_up(phi.shape[-1], 64)
         ranges = lay_ranges(allowed, axes, T, S)
         bounds = None
@@ -220,13 +254,3 @@ class WidePass:
         if seed is not None:
             arrays |= dict(seed=seed, first_row=jnp.zeros(1, jnp.int32))
         return arrays
-
-
-def _product(subscripts: str, left: Array, right: Array) -> Array:
-    return jnp.einsum(
-        subscripts,
-        left,
-        right,
-        precision=matmul_precision(left.dtype),
-        preferred_element_type=jnp.float32,
-    )

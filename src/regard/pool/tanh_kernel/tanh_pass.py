@@ -1,0 +1,174 @@
+"""Pooling with exact additive scores, forward and backward, over wide_kernel's loops."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from regard.mask import Allowed
+from regard.pool.tanh_kernel.operands import operands
+from regard.pool.tanh_kernel.pull import d_projected
+from regard.pool.tanh_kernel.tile import TanhScore
+from regard.pool.wide_kernel.blocks import Blocks
+from regard.pool.wide_kernel.bounds import key_bounds
+from regard.pool.wide_kernel.d_scores import d_scores
+from regard.pool.wide_kernel.forward import forward
+from regard.pool.wide_kernel.rows import (
+    lay_ranges,
+    pad,
+    pad_rows_back,
+    round_up,
+    run_stripes,
+    stripe_rows,
+)
+from regard.pool.wide_kernel.tile import LOG2_E, TilePass
+from regard.score.contract import matmul_precision, repeat_heads
+from regard.shapes import Axes
+
+BLOCKS = Blocks(64, 64, warps=4, stages=2)  # what tile.py's layout of a tile asks for
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TanhRows:
+    """Projected queries and keys, the weights of their hidden units, and the values.
+
+    Attributes:
+        x: [B, N, T, h] float32.
+        y: [B, K, S, h] float32.
+        vector: w, (h,) or (N, h).
+        value: [B, K, S, V].
+    """
+
+    x: Array
+    y: Array
+    vector: Array
+    value: Array
+
+
+@dataclass(frozen=True)
+class TanhPass:
+    """Pooling with the scores wᵀ tanh(x + y).
+
+    Attributes:
+        dtype: of the caller's queries; d scores are kept in it between two kernels.
+        interpret: run the kernels on a CPU.
+        forced: block shapes, for tests.
+    """
+
+    axes: Axes
+    dtype: Any
+    dropout_rate: float
+    interpret: bool
+    forced: Blocks | None
+
+    def forward(
+        self, rows: TanhRows, allowed: Allowed, seed: Array | None, active: Array | None
+    ) -> tuple[Array, Array]:
+        static = self._static(rows, backward=False)
+        arrays = self._arrays(static, _centered(rows), allowed, seed)
+        out, lse = forward(static, arrays)
+        return out[:, :, : self.axes.T, : self.axes.V], lse[:, :, : self.axes.T]
+
+    def backward(
+        self,
+        rows: TanhRows,
+        allowed: Allowed,
+        seed: Array | None,
+        active: Array | None,
+        results: tuple[Array, Array, Array],
+    ) -> TanhRows:
+        axes, static = self.axes, self._static(rows, backward=True)
+        centered = _centered(rows)
+        arrays = self._arrays(static, centered, allowed, seed)
+        arrays |= pad_rows_back(static, results, rows.value.dtype)
+        arrays["x"] = pad(centered.x, {2: static.T})
+        vector = jnp.broadcast_to(rows.vector, (axes.B, axes.N, rows.vector.shape[-1]))
+        vector = vector.reshape(axes.B * axes.N, -1)
+        y = _heads_as_examples(repeat_heads(pad(centered.y, {2: static.S}), arrays["x"]))
+
+        def stripe(part: TilePass, arrays: dict[str, Array]) -> tuple[Array, Any]:
+            x = arrays.pop("x")
+            visits = arrays.pop("visits")[..., ::3] * part.blocks.keys  # of keys: low and high
+            visits = jnp.broadcast_to(visits, (part.B, part.N, *visits.shape[2:]))
+            found = d_scores(part, arrays, self.dtype)
+            d_x, d_y, d_vector = d_projected(
+                _heads_as_examples(found.scores),
+                _heads_as_examples(x),
+                y,
+                vector,
+                visits=_heads_as_examples(visits),
+                keys_first=True,
+                interpret=self.interpret,
+            )
+            heads = (axes.B, axes.K, static.group)
+            sums = [d.reshape(*heads, *d.shape[1:]).sum(2) for d in (d_y,)]
+            d_value = found.value.reshape(*heads, *found.value.shape[2:]).sum(2)
+            return d_x.reshape(*x.shape), (*sums, d_vector, d_value)
+
+        rows_at_a_time = stripe_rows(axes, static.blocks.queries, static.S, self.dtype)
+        d_x, (d_y, d_vector, d_value) = run_stripes(static, arrays, rows_at_a_time, stripe)
+        d_vector = d_vector.reshape(axes.B, axes.N, -1).sum(0)
+        return TanhRows(
+            d_x[:, :, : axes.T],
+            d_y[:, :, : axes.S],
+            (d_vector if rows.vector.ndim == 2 else d_vector.sum(0)).astype(rows.vector.dtype),
+            d_value[:, :, : axes.S, : axes.V].astype(rows.value.dtype),
+        )
+
+    def _static(self, rows: TanhRows, backward: bool) -> TilePass:
+        axes, blocks = self.axes, self.forced or BLOCKS
+        T, S = round_up(axes.T, blocks.queries), round_up(axes.S, blocks.keys)
+        if backward:
+            T = round_up(axes.T, stripe_rows(axes, blocks.queries, S, self.dtype))
+        return TilePass(
+            TanhScore(interpret=self.interpret),
+            blocks,
+            axes.B,
+            axes.N,
+            axes.K,
+            T,
+            S,
+            round_up(axes.V, 16, power=True),
+            row_stride=axes.T,
+            dropout_rate=self.dropout_rate,
+            precision=matmul_precision(rows.value.dtype),
+            interpret=self.interpret,
+        )
+
+    def _arrays(
+        self, static: TilePass, rows: TanhRows, allowed: Allowed, seed: Array | None
+    ) -> dict[str, Array]:
+        """What kernels read, by name."""
+        T, S, blocks = static.T, static.S, static.blocks
+        ranges = lay_ranges(allowed, self.axes, T, S)
+        prepared = operands(
+            pad(rows.x, {2: T}),
+            pad(rows.y, {2: S}),
+            rows.vector * LOG2_E,
+            blocks=(blocks.queries, blocks.keys),
+        )
+        arrays = dict(
+            **prepared._asdict(),
+            value=pad(rows.value, {2: S, 3: static.V}),
+            bounds=key_bounds(ranges, blocks.queries, blocks.keys, T, S),
+            **ranges.arrays(),
+        )
+        if seed is not None:
+            arrays |= dict(seed=seed, first_row=jnp.zeros(1, jnp.int32))
+        return arrays
+
+
+def _centered(rows: TanhRows) -> TanhRows:
+    """y about 0, per hidden unit, for the range of its exponentials; x takes the shift."""
+    y = jax.lax.stop_gradient(rows.y)
+    shift = 0.5 * (y.min(-2, keepdims=True) + y.max(-2, keepdims=True))
+    x = rows.x + repeat_heads(shift, rows.x)
+    return TanhRows(x, rows.y - shift, rows.vector, rows.value)
+
+
+def _heads_as_examples(array: Array) -> Array:
+    """[B, N, ...] -> [BN, ...]."""
+    return array.reshape(-1, *array.shape[2:])
