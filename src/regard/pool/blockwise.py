@@ -84,9 +84,9 @@ class TiledPass:
         allowed: Allowed,
         seed: Array | None,
         active: Array | None,
-        rows: tuple[Array, Array, Any],
+        results: tuple[Array, Array, Any],
     ) -> Operands:
-        return _backward(self.plan, operands, allowed, seed, active, rows)
+        return _backward(self.plan, operands, allowed, seed, active, results)
 
 
 def _rounds(plan: TilePlan, active: Array | None) -> Array | int:

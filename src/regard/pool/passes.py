@@ -34,7 +34,7 @@ class Pass(Protocol):
         allowed: Allowed,
         seed: Array | None,
         active: Array | None,
-        rows: tuple[Array, Array, Any],
+        results: tuple[Array, Array, Any],
     ) -> Any:
         """Cotangents of the operands, from (d out, out, the leaves)."""
         ...
@@ -86,8 +86,8 @@ def _backward(
     operands, allowed, seed, in_range, out, stats = residuals
 
     def run(way: int, active: Array | None) -> Any:
-        rows = (d_out, out, stats)
-        return static.passes[way].backward(operands[way], allowed[way], seed, active, rows)
+        results = (d_out, out, stats)
+        return static.passes[way].backward(operands[way], allowed[way], seed, active, results)
 
     if in_range is None:
         return (run(0, None),), None, None, None

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.mask import Allowed
-from regard.pool.tanh_kernel.operands import operands
+from regard.pool.tanh_kernel.operands import operands as tanh_operands
 from regard.pool.tanh_kernel.pull import d_projected
 from regard.pool.tanh_kernel.tile import TanhScore
 from regard.pool.wide_kernel.blocks import Blocks
@@ -65,23 +65,23 @@ class TanhPass:
     forced: Blocks | None
 
     def forward(
-        self, rows: TanhRows, allowed: Allowed, seed: Array | None, active: Array | None
+        self, operands: TanhRows, allowed: Allowed, seed: Array | None, active: Array | None
     ) -> tuple[Array, Array]:
-        static = self._static(rows, backward=False)
-        arrays = self._arrays(static, _centered(rows), allowed, seed)
+        static = self._static(operands, backward=False)
+        arrays = self._arrays(static, _centered(operands), allowed, seed)
         out, lse = forward(static, arrays)
         return out[:, :, : self.axes.T, : self.axes.V], lse[:, :, : self.axes.T]
 
     def backward(
         self,
-        rows: TanhRows,
+        operands: TanhRows,
         allowed: Allowed,
         seed: Array | None,
         active: Array | None,
         results: tuple[Array, Array, Array],
     ) -> TanhRows:
-        axes, static = self.axes, self._static(rows, backward=True)
-        centered = _centered(rows)
+        rows, axes = operands, self.axes
+        static, centered = self._static(rows, backward=True), _centered(rows)
         arrays = self._arrays(static, centered, allowed, seed)
         arrays |= pad_rows_back(static, results, rows.value.dtype)
         arrays["x"] = pad(centered.x, {2: static.T})
@@ -144,7 +144,7 @@ class TanhPass:
         """What kernels read, by name."""
         T, S, blocks = static.T, static.S, static.blocks
         ranges = lay_ranges(allowed, self.axes, T, S)
-        prepared = operands(
+        prepared = tanh_operands(
             pad(rows.x, {2: T}),
             pad(rows.y, {2: S}),
             rows.vector * LOG2_E,

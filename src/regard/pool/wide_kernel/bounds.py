@@ -58,7 +58,7 @@ def key_bounds(
         low, high = jnp.maximum(low, first), jnp.minimum(high, last)
     if at_least_one:
         low = jnp.minimum(low, columns - 1)
-    high = jnp.maximum(high, low + at_least_one)
+    high = jnp.maximum(high, low + int(at_least_one))
     if ranges.ids or ranges.keys is not None or ranges.table is not None:
         full_low = full_high = low
     full_low = jnp.clip(full_low, low, high)

@@ -14,7 +14,14 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.pool.wide_kernel.tile import TilePass, allowed_tile, dot, keep_tile, read_spec
+from regard.pool.wide_kernel.tile import (
+    TilePass,
+    allowed_tile,
+    dot,
+    keep_tile,
+    read_spec,
+    write_spec,
+)
 
 
 class Cotangents(NamedTuple):
@@ -88,19 +95,17 @@ def d_scores(static: TilePass, arrays: dict[str, Array], dtype: jnp.dtype) -> Co
         plt.store(value_ref.at[keys, :], d_value)
         plt.store(bias_ref.at[keys], d_bias)
 
-    def whole(*shape: int) -> pl.BlockSpec:
-        zeros = (0,) * len(shape)
-        return pl.BlockSpec(
-            (None, None, *shape), lambda block, head, example: (example, head, *zeros)
-        )
-
     lead = (static.B, static.N)
     return Cotangents(
         *pl.pallas_call(
             kernel,
             grid=(static.S // blocks.keys, static.N, static.B),
             in_specs=[read_spec(array, static) for array in arrays.values()],
-            out_specs=[whole(static.S, static.T), whole(static.S, static.V), whole(static.S)],
+            out_specs=[
+                write_spec(static.S, static.T),
+                write_spec(static.S, static.V),
+                write_spec(static.S),
+            ],
             out_shape=[
                 jax.ShapeDtypeStruct((*lead, static.S, static.T), dtype),
                 jax.ShapeDtypeStruct((*lead, static.S, static.V), jnp.float32),

@@ -12,7 +12,14 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.pool.wide_kernel.tile import TilePass, allowed_tile, dot, keep_tile, read_spec
+from regard.pool.wide_kernel.tile import (
+    TilePass,
+    allowed_tile,
+    dot,
+    keep_tile,
+    read_spec,
+    write_spec,
+)
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that -inf - LOWEST is -inf
 
@@ -25,7 +32,8 @@ def forward(static: TilePass, arrays: dict[str, Array]) -> tuple[Array, Array]:
         arrays: by name, each [B|1, N|K|1, ...]: what `static.score` reads; value [.., S, V];
             bounds [.., query blocks, 4] int32 (see bounds.py); and where there are such, key_bias
             [.., S] float32 in units of log2; start, end [.., T]; query_ids0 [.., T] with key_ids0
-            [.., S]; seen [.., S] and table [.., T, S] int8; seed [2] uint32 with first_row [1] int32.
+            [.., S]; seen [.., S] and table [.., T, S] int8; seed [2] uint32 with first_row [1]
+            int32.
 
     Returns:
         Output [B, N, T, V] in the value's dtype, and log2-sum-exp2 [B, N, T] float32.
@@ -76,17 +84,11 @@ def forward(static: TilePass, arrays: dict[str, Array]) -> tuple[Array, Array]:
         lse = top + jnp.log2(jnp.where(some, total, 1.0))
         plt.store(lse_ref.at[rows], jnp.where(some, lse, -jnp.inf))
 
-    def whole(*shape: int) -> pl.BlockSpec:
-        zeros = (0,) * len(shape)
-        return pl.BlockSpec(
-            (None, None, *shape), lambda block, head, example: (example, head, *zeros)
-        )
-
     return pl.pallas_call(
         kernel,
         grid=(static.T // blocks.queries, static.N, static.B),
         in_specs=[read_spec(array, static) for array in arrays.values()],
-        out_specs=[whole(static.T, static.V), whole(static.T)],
+        out_specs=[write_spec(static.T, static.V), write_spec(static.T)],
         out_shape=[
             jax.ShapeDtypeStruct((static.B, static.N, static.T, static.V), value.dtype),
             jax.ShapeDtypeStruct((static.B, static.N, static.T), jnp.float32),

@@ -16,6 +16,7 @@ REGISTERS = 232
 LOWEST = -1e30  # where the running maximum starts: finite, so that -inf - LOWEST is -inf
 LOG2_E = 1.4426950408889634
 TINY = 1e-37
+Accumulator = mgpu.WGMMAAccumulatorRef
 PER_ROW, PER_KEY, TILE = (
     mgpu.Layout.WGMMA.reduce(1),
     mgpu.Layout.WGMMA.reduce(0),
@@ -84,7 +85,7 @@ class _Worker:
     def visit_ahead(self, state: State) -> State:
         """The same, with the product of the next key block under way during each softmax."""
         low, full_low, full_high, high = self.place.visits
-        tile = mgpu.ACC((ROWS, self.plan.blocks.keys), jnp.float32)
+        tile = Accumulator((ROWS, self.plan.blocks.keys), jnp.float32)
 
         def step(ik: Array, carry: tuple[Array, State], masked: bool) -> tuple[Array, State]:
             scores, state = carry
@@ -118,14 +119,14 @@ class _Worker:
         bias = self._bias(ik) if biased and "key_bias" in self.refs else None
         if bias is not None and not self.plan.interpret:
             # The accumulator begins with the bias, so that adding it costs nothing.
-            scores = pl.run_state(functools.partial(self._multiply, ik))(mgpu.ACC.init(bias))
+            scores = pl.run_state(functools.partial(self._multiply, ik))(Accumulator.init(bias))
         else:
 
             def from_zero(accumulator: Any) -> Array:
                 self._multiply(ik, accumulator)
                 return accumulator[...]
 
-            scores = pl.run_scoped(from_zero, mgpu.ACC(tile, jnp.float32))
+            scores = pl.run_scoped(from_zero, Accumulator(tile, jnp.float32))
             scores = scores if bias is None else scores + bias
         self._release(ik)
         return scores
@@ -159,7 +160,7 @@ class _Worker:
                 mgpu.wgmma(accumulator, operand, memory.value.at[slot])
                 self._await_features(ik + 1)
 
-            out = pl.run_state(pool)(mgpu.ACC.init(out))
+            out = pl.run_state(pool)(Accumulator.init(out))
         mgpu.barrier_arrive(memory.value_consumed.at[slot])
         return State(out, top, total)
 
@@ -207,7 +208,7 @@ class _Worker:
         lax.fori_loop(0, self.plan.chunks, multiply_chunk, None)
 
     def _await_features(self, ik: Array) -> None:
-        """Waits for a whole key block's features while the matrix unit is busy with something else."""
+        """Waits for a key block's features while the matrix unit is busy with something else."""
         if not self.plan.blocks.resident or self.plan.blocks.ahead:
             return
         low, *_, high = self.place.visits

@@ -168,3 +168,13 @@ def read_spec(array: Array, static: TilePass) -> pl.BlockSpec:
         return (0 if array.shape[0] == 1 else example, at) + (0,) * (array.ndim - 2)
 
     return pl.BlockSpec((None, None, *array.shape[2:]), index)
+
+
+def write_spec(*shape: int) -> pl.BlockSpec:
+    """One example and head of a result whole: [B, N, *shape] is written as [*shape]."""
+    zeros = (0,) * len(shape)
+
+    def index(block: Array, head: Array, example: Array) -> tuple[Any, ...]:
+        return (example, head, *zeros)
+
+    return pl.BlockSpec((None, None, *shape), index)

@@ -99,7 +99,7 @@ class WidePass:
         allowed: Allowed,
         seed: Array | None,
         active: Array | None,
-        rows: tuple[Array, Array, Array],
+        results: tuple[Array, Array, Array],
     ) -> WideOperands:
         static, sizes = self._static(operands, "backward")
         features, pull = jax.vjp(
@@ -109,7 +109,7 @@ class WidePass:
             operands.key,
         )
         arrays = self._arrays(static, *features, operands, allowed, seed)
-        arrays |= pad_rows_back(static, rows, operands.value.dtype)
+        arrays |= pad_rows_back(static, results, operands.value.dtype)
         d_phi, (d_psi, d_value, d_bias) = self._pull_back(static, arrays)
         width = features[0].shape[-1]
         d_expansion, d_query, d_key = pull((d_phi[..., :width], d_psi[..., :width]))
