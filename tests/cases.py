@@ -18,6 +18,8 @@ import numpy as np
 import oracle
 import regard
 from regard.pool import layout
+from regard.pool.pallas import interpreted
+from regard.pool.wide_kernel.blocks import Blocks, forced_blocks
 from regard.score.additive import lift_anywhere
 
 # ---------------------------------------------------------------------------------------------
@@ -50,8 +52,23 @@ AS_RUN = {
     )
 }
 
+
+@contextlib.contextmanager
+def interpreted_kernels():
+    """The Pallas kernels on a CPU, in small tiles, and the lift as above. In 64 bits JAX's
+    interpreter cannot store: it mixes indices of 32 and of 64.
+    """
+    blocks = forced_blocks(Blocks(queries=16, keys=32, chunk=16))
+    with jax.enable_x64(False), interpreted(), blocks, lift_anywhere():
+        yield
+
+
 # Backends that take some requests only; which, and on what, their own test files say.
-CHOOSY = {"cudnn": Backend("cudnn")}
+CHOOSY = {
+    "cudnn": Backend("cudnn"),
+    "pallas": Backend("pallas"),
+    "pallas, interpreted": Backend("pallas", interpreted_kernels),
+}
 
 # ---------------------------------------------------------------------------------------------
 # Scores: the class here, the class in the oracle, the widths, the parameters.

@@ -66,6 +66,11 @@ class Problem:
         compute = "float64" if set(self.dtypes.values()) == {"float64"} else "float32"
         kind = "forward" if name == "out" else "gradient"
         allowed = max(getattr(DTYPES[dtype], kind) for dtype in (compute, self.dtypes[name]))
+        if self.backend.implementation == "pallas":
+            # Kernels multiply 16-bit numbers, so they round twice: what is stored, and before it
+            # features, weights or d scores.
+            halves = [dtype for dtype in self.dtypes.values() if "16" in dtype]
+            allowed = max(allowed, *(2 * getattr(DTYPES[half], kind) for half in halves), 0)
         if name in ("scale", "width"):
             # One number for all pairs: its gradient is a sum whose terms cancel, by up to 90 times
             # in these cases, and its rounding is that of the terms.
@@ -101,40 +106,50 @@ class Problem:
     def _tensors(self):
         return [self.inputs[name] for name in ("query", "key", "value")]
 
+    @property
+    def backend(self):
+        return {**BACKENDS, **AS_RUN, **CHOOSY}[self.case.backend]
+
     @functools.cached_property
     def program(self):
         """One jitted function for everything a test asks of this case; compiled once."""
-        backend = {**BACKENDS, **AS_RUN, **CHOOSY}[self.case.backend]
+        implementation = self.backend.implementation
         normalize = REGIMES[self.case.regime].normalize
 
         @jax.jit
         def run(inputs, masks, cotangent):
             def pool(inputs):
                 return regard.attend(
-                    **inputs, **masks, normalize=normalize, implementation=backend.implementation
+                    **inputs, **masks, normalize=normalize, implementation=implementation
                 )
 
             out, pull = jax.vjp(pool, inputs)
             return out, pull(cotangent)[0]
 
-        def traced_with_tiles(*args):
-            with backend.tiling():
-                return run(*args)
-
-        return traced_with_tiles
+        return run
 
     def run(self, inputs=None, facts=None):
         """Out and gradients by name, in the dtypes they came in. `inputs` replaces some of them."""
         inputs = {**self.inputs, **(inputs or {})}
-        masks = as_arguments(self.facts if facts is None else facts)
-        out, found = self.program(
-            self.as_arguments(inputs), masks, jnp.asarray(self.cotangent, self.dtypes["out"])
-        )
+        with self.backend.tiling():
+            out, found = self.program(*self._arguments(inputs, facts))
         gradients = {name: getattr(found["score"], name, None) for name in inputs}
         gradients |= {
             name: found[name] for name in ("query", "key", "value", "bias") if name in found
         }
         return np.asarray(out), {name: np.asarray(g) for name, g in gradients.items()}
+
+    def compiled_text(self):
+        """The compiled program; after `answer` this compiles nothing."""
+        with self.backend.tiling():
+            return self.program.lower(*self._arguments(self.inputs)).compile().as_text()
+
+    def _arguments(self, inputs, facts=None):
+        return (
+            self.as_arguments(inputs),
+            as_arguments(self.facts if facts is None else facts),
+            jnp.asarray(self.cotangent, self.dtypes["out"]),
+        )
 
     @functools.cached_property
     def answer(self):

@@ -15,6 +15,8 @@ from cases import BACKENDS, MASKS
 from intermediates import largest
 from problem import as_arguments
 from regard import Mask
+from regard.mask import resolve
+from regard.shapes import Axes
 
 B, N, T, S = 2, 3, 5, 7
 
@@ -263,3 +265,59 @@ def test_polarity_true_takes_part(backend):
         other = regard.attend(x, x, x, mask=~only_first, implementation=chosen.implementation)
     np.testing.assert_allclose(out, np.broadcast_to(x[0], (4, 3)), rtol=1e-6)
     assert np.abs(np.asarray(other) - np.asarray(out)).max() > 0.1
+
+
+@pytest.mark.parametrize("align", ["start", "end"])
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 5), (5, 1), (4, 4), (3, 6), (6, 3)])
+def test_what_is_known_of_a_band_is_true(T, S, align):
+    """Every window up to the edges and past them, with and without lengths, against the pairs."""
+    axes = Axes(3, 2, T, S, 1, 1, 4, 4, 4)
+    reaches = [None, *sorted({-S - T, -2, -1, 0, 1, S - T, T - S, S - 1, S + T})]
+    for left, right in itertools.product(reaches, reaches):
+        for lens in (None, np.array([0, S - 1])):
+            facts = {"window": (left, right, align)}
+            facts |= {} if lens is None else {"valid_lens": lens}
+            may = oracle.allowed((2, T, S), **facts)
+            mask = Mask.window(left, right, align)
+            allowed = resolve(mask, None if lens is None else jnp.asarray(lens), axes)
+            lone = allowed.as_lengths_and_band()
+            np.testing.assert_array_equal(np.broadcast_to(of(lone, T, S), may.shape), may)
+            for found, expected in (
+                (allowed.visible_keys(axes), may.any(1)),
+                (allowed.seeing_queries(axes), may.any(2)),
+            ):
+                shown = np.ones(1) if found is None else np.asarray(found)[:, 0]
+                np.testing.assert_array_equal(np.broadcast_to(shown, expected.shape), expected)
+            if allowed.everything():
+                assert may.all()
+
+
+def of(lengths_and_band, T, S):
+    """[B|1, T, S]: the pairs that lengths and a band aligned at the start allow."""
+    lens, (left, right, align) = lengths_and_band
+    assert align == "start"
+    t, s = np.arange(T)[:, None], np.arange(S)[None, :]
+    may = (s >= t - (T if left is None else left)) & (s <= t + (S if right is None else right))
+    return may[None] if lens is None else may & (s < np.asarray(lens)[:, None, None])
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_that_are_more_than_lengths_and_a_band_say_so(name):
+    facts = MASKS[name](np.random.default_rng(0), 2, 4, 19, 37)
+    arguments = as_arguments(facts)
+    axes = Axes(4, 2, 19, 37, 4, 2, 8, 8, 8)
+    found = resolve(arguments["mask"], arguments["valid_lens"], axes).as_lengths_and_band()
+    per_query = np.ndim(facts.get("valid_lens", 0)) > 1
+    assert (found is None) == (per_query or "segments" in facts or "boolean" in facts)
+
+
+def test_jit_knows_what_is_static_about_a_mask():
+    """The facts travel with a mask through jit, and are not recomputed from data."""
+
+    @jax.jit
+    def facts(mask, lens):
+        seen.append(resolve(mask, lens, Axes(3, 2, T, T, 1, 1, 8, 8, 8)).facts)
+
+    seen = []
+    facts(Mask.causal(), jnp.ones(2, int))
+    assert seen[0] == ("per example", (None, 0, "start"), False, False)

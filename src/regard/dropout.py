@@ -15,7 +15,7 @@ def seed_words(rng: Array) -> Array:
     return jax.random.bits(rng, (2,), jnp.uint32)
 
 
-def keep_scale(seed: Array, row: Array, key: Array, rate: float, dtype: jnp.dtype) -> Array:
+def keep_scale(seed: Array | tuple[Array, Array], row: Array, key: Array, rate: float, dtype: jnp.dtype) -> Array:
     """1/(1-rate) where a weight is kept and 0 where it is dropped.
 
     Args:
@@ -29,7 +29,7 @@ def keep_scale(seed: Array, row: Array, key: Array, rate: float, dtype: jnp.dtyp
     return jnp.where(uniform >= rate, 1.0 / (1.0 - rate), 0.0).astype(dtype)
 
 
-def threefry(seed: Array, first: Array, second: Array) -> Array:
+def threefry(seed: Array | tuple[Array, Array], first: Array, second: Array) -> Array:
     """Threefry-2x32 with 13 rounds, the fewest that pass BigCrush (Salmon et al. 2011)."""
     keys = (seed[0], seed[1], seed[0] ^ seed[1] ^ jnp.uint32(0x1BD11BDA))
     x, y = first + keys[0], second + keys[1]

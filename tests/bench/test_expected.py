@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import oracle
 from regard.bench.cases import Case, make_inputs
-from regard.bench.expected import allowed_error, expected, relative_errors
+from regard.bench.expected import allowed_error, expected, float64, relative_errors
 
 TINY = Case("tiny", "dot", B=2, T=5, S=7, D=4, V=3, direction="forward+backward")
 SCORES = {
@@ -47,11 +48,32 @@ def test_equals_the_oracle(score, heads, mask):
 def test_some_rows_only_and_block_by_block(score, monkeypatch):
     monkeypatch.setattr("regard.bench.expected.BLOCK_TERMS", 2 * TINY.S)
     case = dataclasses.replace(TINY, score=score, T=9)
-    inputs = dataclasses.replace(make_inputs(case), rows=np.array([0, 2, 3, 8]))
-    got, want = expected(case, inputs), ask_oracle(case, inputs, inputs.checked_cotangent)
-    want["out"] = want["out"][:, inputs.rows]
+    rows, keys = np.array([0, 2, 3, 8]), np.array([1, 6])
+    inputs = dataclasses.replace(make_inputs(case), rows=rows, keys=keys)
+    got, whole = expected(case, inputs), ask_oracle(case, inputs, inputs.checked_cotangent)
+    want = {name: inputs.checked(name, array) for name, array in whole.items()}
     for name in want:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def test_features_are_a_dot_product_without_a_scale():
+    case = dataclasses.replace(TINY, score="features")
+    inputs = make_inputs(case)
+    scaled = dict(inputs.arrays, query=inputs.arrays["query"].astype(np.float64) * case.D**0.5)
+    dot = expected(
+        dataclasses.replace(case, score="dot"), dataclasses.replace(inputs, arrays=scaled)
+    )
+    got = expected(case, inputs)
+    np.testing.assert_allclose(got["out"], dot["out"], rtol=1e-12)
+    np.testing.assert_allclose(got["d_key"], dot["d_key"], rtol=1e-12)
+    np.testing.assert_allclose(got["d_query"], dot["d_query"] * case.D**0.5, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_float64_keeps_every_number(dtype):
+    array = np.array([[0.0, -1.5, 3e-3], [np.inf, 65504.0, -0.0]]).astype(jnp.dtype(dtype))
+    for part in (array, array[:, ::2], array[1, 1]):
+        np.testing.assert_array_equal(float64(np.asarray(part)), part.astype(np.float64))
 
 
 def test_a_query_that_sees_nothing_gets_zero():

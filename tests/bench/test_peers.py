@@ -3,13 +3,17 @@
 import dataclasses
 import importlib.util
 
+import jax
 import numpy as np
 import pytest
 
+from regard.bench.book import needs_memory
 from regard.bench.cases import Case, make_inputs
 from regard.bench.expected import expected, relative_errors
+from regard.bench.gpu_table import GPU_CASES
 from regard.bench.peers import PEERS, build
 from regard.bench.program import Absent
+from regard.bench.timing import DeviceClock
 
 # Different lengths and widths, so that no swapped axis goes unseen.
 DOT = Case("tiny", "dot", B=2, T=6, S=9, D=4, V=4, N=3, direction="forward+backward")
@@ -21,6 +25,7 @@ ABLE = {
     "keras": [DOT, ADDITIVE],
     "book": [ADDITIVE],
     "torch": [dataclasses.replace(DOT, V=5), ADDITIVE],
+    "flex": [dataclasses.replace(DOT, direction="forward")],
 }
 UNABLE = {
     ("book", "additive", "causal"),
@@ -43,8 +48,9 @@ COMBINATIONS = [
 
 
 def needs(who):
-    if who in ("keras", "torch") and importlib.util.find_spec(who) is None:
-        pytest.skip(f"{who} is not installed")
+    package = {"keras": "keras", "torch": "torch", "flex": "torch"}.get(who)
+    if package and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
 
 
 @pytest.mark.filterwarnings("ignore")  # the peers' own
@@ -57,9 +63,28 @@ def test_agrees_with_float64(who, case):
     inputs = make_inputs(case)
     program = build(who, case, inputs)
     errors = relative_errors(program.outputs(), expected(case, inputs))
-    assert set(errors) == {"out"} | {f"d_{name}" for name in inputs.arrays}
+    gradients = {f"d_{name}" for name in inputs.arrays} if case.backward else set()
+    assert set(errors) == {"out"} | gradients
     assert max(errors.values()) < 1e-5, errors
     program.run()
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("direction", ["forward", "forward+backward"])
+@pytest.mark.parametrize("mask", ["none", "lengths", "triangular", "causal"])
+@pytest.mark.parametrize("who", ["jax.nn cudnn", "torch", "flex"])
+def test_agrees_with_float64_on_a_gpu(who, mask, direction):
+    needs(who)
+    case = Case(
+        "small", "dot", B=2, T=256, S=256, D=64, V=64, N=2,
+        dtype="bfloat16", mask=mask, direction=direction, device="gpu",
+    )  # fmt: skip
+    inputs = make_inputs(case)
+    program = build(who, case, inputs)
+    errors = relative_errors(program.outputs(), expected(case, inputs))
+    assert max(errors.values()) < 1e-2, errors
+    assert 0 < DeviceClock()(program.run) < 0.1
 
 
 @pytest.mark.parametrize("who", ["jax.nn", "book"])
@@ -74,11 +99,12 @@ def test_a_broken_parameter_is_seen(who):
 
 
 @pytest.mark.parametrize("who", ["regard", "jax.nn"])
-def test_only_the_checked_rows_come_back(who):
-    inputs = dataclasses.replace(make_inputs(DOT), rows=np.array([0, 5]))
+def test_only_what_is_checked_comes_back(who):
+    inputs = dataclasses.replace(make_inputs(DOT), rows=np.array([0, 5]), keys=np.array([2, 3, 8]))
     program = build(who, DOT, inputs)
     outputs = program.outputs()
-    assert outputs["out"].shape == (2, 2, 3, 4)
+    assert outputs["out"].shape == outputs["d_query"].shape == (2, 2, 3, 4)
+    assert outputs["d_key"].shape == outputs["d_value"].shape == (2, 3, 3, 4)
     assert max(relative_errors(outputs, expected(DOT, inputs)).values()) < 1e-5
 
 
@@ -116,6 +142,8 @@ def test_the_guard_can_be_taken_away_for_its_price():
         ("keras", dataclasses.replace(ADDITIVE, mask="triangular"), "has no triangular mask"),
         ("book", dataclasses.replace(ADDITIVE, mask="causal"), "with valid lengths"),
         ("torch", dataclasses.replace(ADDITIVE, mask="causal"), "valid lengths"),
+        ("flex", ADDITIVE, "cannot make additive scores"),
+        ("flex", DOT, "no backward pass on a CPU"),
     ],
 )
 def test_a_peer_says_why_it_cannot(who, case, reason):
@@ -124,21 +152,42 @@ def test_a_peer_says_why_it_cannot(who, case, reason):
         build(who, case, make_inputs(case))
 
 
-@pytest.mark.parametrize("who", ["keras", "torch"])
-def test_a_peer_that_is_not_installed_says_so(who, monkeypatch):
+@pytest.mark.parametrize(("who", "package"), [("keras",) * 2, ("torch",) * 2, ("flex", "torch")])
+def test_a_peer_that_is_not_installed_says_so(who, package, monkeypatch):
     def missing(name):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr("importlib.import_module", missing)
-    with pytest.raises(Absent, match=f"{who} is not installed"):
+    with pytest.raises(Absent, match=f"{package} is not installed"):
         build(who, DOT, make_inputs(DOT))
 
 
 def test_what_would_not_fit_is_not_tried(monkeypatch):
-    monkeypatch.setattr("regard.bench.peers._free_memory", lambda: 1000)
-    with pytest.raises(Absent, match="GiB are free"):
+    monkeypatch.setattr("regard.bench.book._free_memory", lambda: 1000)
+    with pytest.raises(Absent, match="would take about 0 GiB of 0"):
         build("book", ADDITIVE, make_inputs(ADDITIVE))
 
 
+@pytest.mark.parametrize(
+    ("case", "fits"),
+    [("additive_256", True), ("sweep_16384_backward", True), ("sweep_32768", False)],
+)
+def test_how_far_the_book_goes_on_a_gpu(case, fits, monkeypatch):
+    monkeypatch.setattr("regard.bench.book._device_memory", lambda: 132 * 2**30)
+    case = next(c for c in GPU_CASES if c.name == case)
+    if fits:
+        needs_memory(case)
+    else:
+        with pytest.raises(Absent, match="would take about 128 GiB of 132"):
+            needs_memory(case)
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is a GPU")
+def test_cudnn_needs_a_gpu():
+    forward = dataclasses.replace(DOT, direction="forward", dtype="bfloat16", D=64, V=64)
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)cu"):
+        build("jax.nn cudnn", forward, make_inputs(forward))
+
+
 def test_every_peer_is_tested_here():
-    assert set(ABLE) | {"lift", "unguarded"} == set(PEERS)
+    assert set(ABLE) | {"lift", "unguarded", "jax.nn cudnn"} == set(PEERS)

@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from regard.bench import peers, plot, record, report
+from regard.bench import bars, machine, peers, plot, record, report
 from regard.bench.cases import Case
+from regard.bench.cpu_targets import CPU_TARGETS
 from regard.bench.measure import AGAIN, Settings, measure_cases, steps
 from regard.bench.program import Absent, Program
 from regard.cli.bench import command as bench_command
@@ -41,7 +42,9 @@ def rows():
 
 @pytest.fixture(scope="module")
 def result(rows):
-    return record.make_record(TINY, rows, SETTINGS, partial=True)
+    return record.make_record(
+        TINY, rows, SETTINGS, device=machine.describe_device(), targets=CPU_TARGETS, partial=True
+    )
 
 
 def test_a_row_for_everybody(rows):
@@ -132,12 +135,12 @@ def test_json_schema(result, tmp_path):
     }  # fmt: skip
     assert set(read["device"]) == {"platform", "name", "cores"}
     assert set(read["versions"]) == {
-        "regard", "python", "jax", "jaxlib", "numpy", "keras", "torch",
+        "regard", "python", "jax", "jaxlib", "numpy", "cudnn", "keras", "torch", "triton",
     }  # fmt: skip
     for row in read["rows"]:
         assert set(row) == {
-            "case", "who", "ms", "ratio", "temp_mib", "peak_mib", "error", "errors", "lifted",
-            "absent",
+            "case", "who", "ms", "ratio", "tflops", "temp_mib", "peak_mib", "error", "errors",
+            "lifted", "absent",
         }  # fmt: skip
     first = read["rows"][0]
     assert first["ratio"] == 1.0
@@ -181,20 +184,20 @@ def test_promises_are_shown_when_measured(result):
 
 
 def test_the_picture(result, tmp_path):
-    path = plot.draw(result, tmp_path)
-    assert path is not None
-    assert path.read_bytes().startswith(b"\x89PNG")
+    for path in (plot.draw_lengths(result, tmp_path), bars.draw_speedups(result, tmp_path)):
+        assert path is not None
+        assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_no_picture_of_one_length(result, tmp_path):
     rows = [row for row in result["rows"] if row["case"] != "sweep_16"]
-    assert plot.draw(result | {"rows": rows}, tmp_path) is None
+    assert plot.draw_lengths(result | {"rows": rows}, tmp_path) is None
 
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
     """`regard bench` over the tiny cases, in an empty folder."""
-    monkeypatch.setattr("regard.bench.cases.CASES", tuple(TINY))
+    monkeypatch.setattr("regard.bench.cpu_table.CPU_CASES", tuple(TINY))
     monkeypatch.chdir(tmp_path)
     app = typer.Typer()
     app.command()(bench_command)
@@ -225,7 +228,7 @@ def test_command_writes_to_the_results_by_default(command, tmp_path):
     done = command("--case", "tiny")
     assert done.exit_code == 0
     assert "Time, memory and error" in done.stdout
-    assert files(tmp_path / "benchmarks" / "results") == [".json"]
+    assert files(tmp_path / "benchmarks" / "results") == [".json", ".png"]
 
 
 def test_command_names_the_cases_when_none_matches(command, tmp_path):

@@ -20,6 +20,12 @@ from regard.shapes import Axes
 AXES = Axes(rank=4, B=2, T=512, S=512, N=4, K=2, query_width=64, key_width=64, V=64)
 TINY = dict(T=8, S=8)
 CPU, TPU = Device("cpu"), Device("tpu")
+ADDITIVE = regard.Additive(
+    jnp.ones((64, 8), jnp.float32),
+    jnp.ones((64, 8), jnp.float32),
+    jnp.ones(8, jnp.float32),
+    tolerance="exact",
+)
 FLOAT32 = dict(dtype=jnp.dtype("float32"), value_dtype=jnp.dtype("float32"))
 
 
@@ -43,12 +49,6 @@ def hopper():
         yield
 
 
-@pytest.fixture
-def kernel(monkeypatch):
-    """A Pallas kernel that takes every request that reaches it."""
-    monkeypatch.setitem(ACCEPTS, "pallas", lambda request: "a kernel")
-
-
 PICKED = {
     "a CPU": (dict(device=CPU), "blockwise"),
     "a CPU, tiny": (dict(device=CPU, axes=TINY), "reference"),
@@ -61,15 +61,16 @@ PICKED = {
     "lengths per query": (dict(lens=jnp.ones((2, 512), int)), "pallas"),
     "causal from the end": (dict(mask=Mask.causal(), axes=dict(T=256)), "pallas"),
     "boolean": (dict(mask=jnp.ones((512, 512), bool)), "pallas"),
-    "bias": (dict(bias=True), "pallas"),
+    "bias": (dict(bias=True), "blockwise"),
     "float32": (FLOAT32, "pallas"),
     "gaussian": (dict(score=regard.Gaussian()), "pallas"),
+    "exact additive": (dict(score=ADDITIVE), "pallas"),
     "no lift": (dict(score=Manhattan(jnp.ones(64, jnp.float32))), "blockwise"),
     "another regime": (dict(normalize=regard.Sparsemax()), "blockwise"),
 }
 
 
-@pytest.mark.usefixtures("hopper", "kernel")
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("name", PICKED)
 def test_what_the_rules_pick(name):
     changes, expected = PICKED[name]
@@ -82,15 +83,15 @@ def test_what_the_rules_pick(name):
 
 @pytest.mark.usefixtures("hopper")
 def test_a_backend_that_refuses_is_passed_over():
-    """No Pallas kernel here, and not in 16 bit: both refuse, and both are heard."""
-    choice = choose(ask(**FLOAT32), None)
+    """Both that run on a GPU refuse a bias, and both are heard."""
+    choice = choose(ask(bias=True), None)
     assert choice.name == "blockwise"
-    assert "float16" in choice.why_not()["cudnn"]
-    assert "Pallas" in choice.why_not()["pallas"]
+    assert "bias" in choice.why_not()["cudnn"]
+    assert "bias" in choice.why_not()["pallas"]
     assert "2,097,152 weights" in choice.why_not()["reference"]
 
 
-@pytest.mark.usefixtures("hopper", "kernel")
+@pytest.mark.usefixtures("hopper")
 def test_a_backend_that_could_is_told_why_it_does_not():
     refusals = choose(ask(), None).why_not()
     assert refusals["pallas"] == refusals["blockwise"]

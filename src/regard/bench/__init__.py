@@ -1,29 +1,40 @@
 """The benchmark: named cases, this library and its peers, ratios of one run.
 
-`regard bench` and `python -m regard.bench` run it. The steps, one file each: `cases` (what is
-computed), `expected` (the float64 answers), `peers` (who computes it, as `program`s), `timing`
-(the interleaved loop), `measure` (all of that together), `targets` (what is promised), `record`
-(JSON), `report` (the terminal) and `plot` (the picture). `report` needs Rich and `plot`
-matplotlib; the others need what regard needs.
+`regard bench` and `python -m regard.bench` run it. The steps, a file or two each: `cases` with
+`cpu_table` and `gpu_table` (what is computed), `expected` (the float64 answers), `peers`,
+`torch_peers` and `kernels` (who computes it, as `program`s), `timing` (the interleaved loop),
+`measure` (all of that together), `processes` and `worker` (the same with a process for each
+framework, on a GPU), `targets` with `cpu_targets` and `gpu_targets` (what is promised), `record`
+(JSON), `report` (the terminal), `plot` and `bars` (the pictures). `tune` finds block shapes for
+the wide kernel. `report` needs Rich and the pictures matplotlib; the others need what regard needs.
 """
 
-from regard.bench.cases import CASES, Case, Inputs, make_inputs, select
+from regard.bench.cases import Case, Inputs, make_inputs, select
+from regard.bench.cpu_table import CPU_CASES
+from regard.bench.cpu_targets import CPU_TARGETS
+from regard.bench.gpu_table import GPU_CASES
+from regard.bench.gpu_targets import GPU_TARGETS
 from regard.bench.measure import Row, Settings, measure_cases
-from regard.bench.targets import TARGETS, Target, Verdict, judge
-from regard.bench.timing import Timing, interleave
+from regard.bench.processes import measure_in_processes
+from regard.bench.targets import Target, Verdict, judge
+from regard.bench.timing import DeviceClock, Timing, interleave
 
 __all__ = [
-    "CASES",
+    "CPU_CASES",
+    "GPU_CASES",
     "Case",
     "Inputs",
     "make_inputs",
     "select",
+    "DeviceClock",
     "Timing",
     "interleave",
     "Row",
     "Settings",
     "measure_cases",
-    "TARGETS",
+    "measure_in_processes",
+    "CPU_TARGETS",
+    "GPU_TARGETS",
     "Target",
     "Verdict",
     "judge",

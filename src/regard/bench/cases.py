@@ -1,10 +1,12 @@
-"""The named problems of the benchmark, one table shared with the tests.
+"""What a case of the benchmark is: a named problem, and the arrays it is worked on.
 
-A case says what is computed, never by whom: peers and timing live in their own files.
+A case says what is computed, never by whom: peers and timing live in their own files. The tables
+of cases, shared with the tests, are cpu_table.py and gpu_table.py.
 """
 
 import dataclasses
 import fnmatch
+from collections.abc import Sequence
 from typing import Literal
 
 import jax.numpy as jnp
@@ -12,14 +14,15 @@ import numpy as np
 
 Tolerance = float | Literal["exact"] | None
 MaskKind = Literal["none", "causal", "lengths", "triangular"]
-Direction = Literal["forward", "forward+backward"]
-
-SWEEP_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
-BOOK_SWEEP_LENGTHS = SWEEP_LENGTHS[:5]  # at 8192 the book's (T, S, h) tensor takes 16 GiB
+ScoreKind = Literal["dot", "gaussian", "bilinear", "additive", "features"]
+Direction = Literal["forward", "backward", "forward+backward"]
+Device = Literal["cpu", "gpu"]
 
 # The error check works on this many score terms at most: the largest cases are checked on
-# evenly spaced query rows (float64 NumPy takes about a second per case at this size).
-CHECKED_TERMS = 2**25
+# evenly spaced query rows (float64 NumPy takes a second or two per case at this size).
+CHECKED_TERMS = 2**24
+# And on the gradients of this many keys, over all examples and heads.
+CHECKED_KEYS = 2**15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +35,17 @@ class Case:
 
     Args:
         name: what `--case` matches.
-        score: "dot", "gaussian", "bilinear" or "additive".
+        score: "dot", "gaussian", "bilinear", "additive", or "features": query and key are lifted
+            features already, and the wide kernel pools them, nothing before it and nothing after.
         B, T, S, V: batch, queries, keys, value width.
         D: width of query and key; for "additive" also the number h of hidden units.
         N: heads. None is the rank-3 form (B, T, D), a number the form (B, T, N, D).
         dtype: of every array. The score's parameters have it too.
         mask: "lengths" lets half of the keys take part, "triangular" t + 1 keys at query t.
         tolerance: of the additive lift.
-        direction: "forward+backward" takes the gradient of every array, parameters included.
+        direction: "forward+backward" takes the gradient of every array, parameters included;
+            "backward" does so after a forward pass that is not counted.
+        device: where it is run. A peer of another framework than JAX has to be told.
         group: cases of one group are interleaved in one loop, so that their ratios are fair.
         against: names of the peers (see `peers.PEERS`) to run beside regard.
         timed: False measures the memory of the compiled program and never runs it.
@@ -48,7 +54,7 @@ class Case:
     """
 
     name: str
-    score: Literal["dot", "gaussian", "bilinear", "additive"]
+    score: ScoreKind
     B: int
     T: int
     S: int
@@ -59,6 +65,7 @@ class Case:
     mask: MaskKind = "none"
     tolerance: Tolerance = None
     direction: Direction = "forward"
+    device: Device = "cpu"
     group: str = ""
     against: tuple[str, ...] = ()
     timed: bool = True
@@ -67,12 +74,16 @@ class Case:
 
     @property
     def backward(self) -> bool:
-        return self.direction == "forward+backward"
+        """Whether there are gradients to check."""
+        return self.direction != "forward"
 
     @property
     def terms(self) -> int:
-        """Score terms: tanh evaluations of an additive score, pairs of any other."""
-        per_pair = self.D if self.score == "additive" else 1
+        """Score terms: tanh evaluations of an additive score, pairs of any other.
+
+        Sixty-four products of wide features count as one: about what a tanh takes.
+        """
+        per_pair = {"additive": self.D, "features": max(1, self.D // 64)}.get(self.score, 1)
         return self.B * (self.N or 1) * self.T * self.S * per_pair
 
     @property
@@ -85,7 +96,6 @@ class Case:
             tolerance=None,
             group="",
             against=(),
-            timed=True,
             rounds=0,
             seconds=0.0,
         )
@@ -100,12 +110,21 @@ class Inputs:
         valid_lens: (B,), (B, T) or None; int32.
         cotangent: of the output, for the backward pass.
         rows: the query positions that the error check looks at.
+        keys: the key positions whose gradients it looks at.
     """
 
     arrays: dict[str, np.ndarray]
     valid_lens: np.ndarray | None
     cotangent: np.ndarray
     rows: np.ndarray
+    keys: np.ndarray
+
+    def checked(self, name: str, result: np.ndarray) -> np.ndarray:
+        """The part of a result that is checked: "out" and "d_query" at `rows`, "d_key" and
+        "d_value" at `keys`, gradients of parameters whole. Any array with positions second."""
+        if name in ("out", "d_query"):
+            return result[:, self.rows]
+        return result[:, self.keys] if name in ("d_key", "d_value") else result
 
     @property
     def checked_cotangent(self) -> np.ndarray:
@@ -122,15 +141,22 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
     dtype = jnp.dtype(case.dtype)
     heads = () if case.N is None else (case.N,)
 
-    def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
-        return (scale * rng.standard_normal(shape)).astype(dtype)
+    drawn = np.float64 if dtype == np.float64 else np.float32
 
+    def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
+        array = rng.standard_normal(shape, drawn)
+        array *= scale
+        return array.astype(dtype)
+
+    unit = case.D**-0.5
     arrays = {
-        "query": normal(case.B, case.T, *heads, case.D),
+        # Features come scaled: their products have unit variance, as lifted scores do.
+        "query": normal(
+            case.B, case.T, *heads, case.D, scale=unit if case.score == "features" else 1.0
+        ),
         "key": normal(case.B, case.S, *heads, case.D),
         "value": normal(case.B, case.S, *heads, case.V),
     }
-    unit = case.D**-0.5
     if case.score == "gaussian":
         arrays["width"] = np.asarray(case.D**0.5, dtype)
     elif case.score == "bilinear":
@@ -147,126 +173,34 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
         valid_lens = np.minimum(np.arange(1, case.T + 1, dtype=np.int32), case.S)
         valid_lens = np.tile(valid_lens, (case.B, 1))  # [B, T]
 
-    affordable = max(1, CHECKED_TERMS * case.T // max(1, case.terms))
-    rows = np.linspace(0, case.T - 1, min(case.T, affordable)).round().astype(int)
-    return Inputs(arrays, valid_lens, normal(case.B, case.T, *heads, case.V), np.unique(rows))
+    cotangent = normal(case.B, case.T, *heads, case.V)
+    rows = _spread(case.T, CHECKED_TERMS * case.T // max(1, case.terms))
+    keys = _spread(case.S, CHECKED_KEYS // max(1, case.B * (case.N or 1)))
+    return Inputs(arrays, valid_lens, cotangent, rows, keys)
 
 
-def _additive(name: str, B: int, length: int, **more) -> Case:
-    return Case(name, "additive", B=B, T=length, S=length, D=64, V=64, **more)
+def _spread(length: int, affordable: int) -> np.ndarray:
+    """Evenly spaced positions, first and last among them; all of them where affordable."""
+    count = min(length, max(1, affordable))
+    return np.unique(np.linspace(0, length - 1, count).round().astype(int))
 
 
-def _heads(name: str, score: Literal["dot", "gaussian", "bilinear"], **more) -> Case:
-    return Case(name, score, B=2, T=1024, S=1024, N=8, D=64, V=64, rounds=10, **more)
-
-
-def _long(name: str, **more) -> Case:
-    return Case(
-        name, "dot", B=1, T=4096, S=4096, N=4, D=64, V=64, group="skipping", rounds=5, **more
-    )
-
-
-def _book(suffix: str, **more) -> list[Case]:
-    """The book's problem at each tolerance, one group: peers are timed once for all three."""
-    return [
-        _additive(
-            f"additive_book{tolerance_suffix}{suffix}",
-            B=4,
-            length=512,
-            tolerance=tolerance,
-            group=f"additive{suffix}",
-            against=("book", "keras", "torch"),
-            rounds=5,
-            **more,
-        )
-        for tolerance_suffix, tolerance in (("", None), ("_1e-3", 1e-3), ("_exact", "exact"))
-    ]
-
-
-def _sweep() -> list[Case]:
-    """Additive attention against length: timed forward, and the memory of training, compiled
-    but not run, with valid lengths given."""
-    cases = []
-    for length in SWEEP_LENGTHS:
-        against = ("book",) if length in BOOK_SWEEP_LENGTHS else ()
-        timed = {
-            "group": f"sweep_{length}",
-            "against": against,
-            "rounds": 3 if length <= 4096 else 1,  # long enough to be its own average
-            "seconds": 5.0,
-        }
-        cases += [
-            _additive(f"sweep_{length}", B=1, length=length, **timed),
-            _additive(f"sweep_{length}_1e-3", B=1, length=length, tolerance=1e-3, **timed),
-            _additive(
-                f"memory_{length}",
-                B=1,
-                length=length,
-                mask="lengths",
-                direction="forward+backward",
-                group="memory",
-                against=against,
-                timed=False,
-            ),
-        ]
-    return cases
-
-
-_DOT_PEERS = ("jax.nn", "keras", "torch")
-CASES = (
-    *_book(""),
-    *_book("_backward", direction="forward+backward"),
-    _additive(
-        "additive_lengths",
-        B=4,
-        length=512,
-        mask="lengths",
-        group="additive_lengths",
-        against=("book", "keras", "torch"),
-    ),
-    # 5 % must be told from noise, so many more rounds than elsewhere.
-    _additive(
-        "additive_guard",
-        B=4,
-        length=512,
-        group="guard",
-        against=("lift", "unguarded"),
-        rounds=30,
-    ),
-    _heads("dot_heads", "dot", group="heads", against=_DOT_PEERS),
-    _heads("gaussian_heads", "gaussian", group="heads"),
-    _heads("bilinear_heads", "bilinear", group="heads"),
-    _heads(
-        "dot_heads_backward",
-        "dot",
-        direction="forward+backward",
-        group="heads_backward",
-        against=_DOT_PEERS,
-    ),
-    _long("full_4096", against=("jax.nn", "torch")),
-    _long("causal_4096", mask="causal", against=("jax.nn", "torch")),
-    _long("lengths_4096", mask="lengths", against=("jax.nn", "torch")),
-    _long("triangular_4096", mask="triangular", against=("jax.nn",)),
-    *_sweep(),
-)
-
-
-def select(patterns: tuple[str, ...] = ()) -> tuple[Case, ...]:
+def select(cases: Sequence[Case], patterns: Sequence[str] = ()) -> tuple[Case, ...]:
     """The cases whose names match one of the globs (none given: all), in table order.
 
-    >>> [case.name for case in select(("additive_g*", "full_4096"))]
-    ['additive_guard', 'full_4096']
+    >>> table = [Case(name, "dot", B=1, T=2, S=2, D=2, V=2) for name in ("one", "two", "twin")]
+    >>> [case.name for case in select(table, ["tw*"])]
+    ['two', 'twin']
 
     Raises:
         ValueError: a pattern matches no case.
     """
+    names = [case.name for case in cases]
     for pattern in patterns:
-        if not fnmatch.filter([case.name for case in CASES], pattern):
-            raise ValueError(
-                f"no case matches {pattern!r}. Known are {', '.join(case.name for case in CASES)}."
-            )
+        if not fnmatch.filter(names, pattern):
+            raise ValueError(f"no case matches {pattern!r}. Known are {', '.join(names)}.")
     return tuple(
         case
-        for case in CASES
+        for case in cases
         if not patterns or any(fnmatch.fnmatch(case.name, p) for p in patterns)
     )

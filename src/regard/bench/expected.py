@@ -12,42 +12,56 @@ BLOCK_TERMS = 2**22  # float64 score terms held at once: 32 MiB
 
 
 def expected(case: Case, inputs: Inputs) -> dict[str, np.ndarray]:
-    """The output at `inputs.rows`, and for a backward case the gradient of every array.
+    """The output, and for a backward case the gradient of every array, where they are checked.
 
     Returns:
-        "out": [B, rows, (N,) V], and "d_<name>" of the shape of each array, under
+        "out": [B, rows, (N,) V], "d_query" [B, rows, (N,) D], "d_key" and "d_value"
+        [B, keys, (N,) D or V], and "d_<name>" of the shape of each parameter, all under
         `inputs.checked_cotangent`.
     """
-    arrays = {name: np.asarray(a).astype(np.float64) for name, a in inputs.arrays.items()}
-    cotangent = inputs.checked_cotangent.astype(np.float64)
-    outs = np.zeros((*cotangent.shape[:1], len(inputs.rows), *cotangent.shape[2:]))
-    grads = {name: np.zeros_like(a) for name, a in arrays.items()}
-    per_row = case.S * (case.D if case.score in ("additive", "gaussian") else 1)
+    rows, keys = inputs.rows, inputs.keys
+    sides = {"query": rows, "key": keys, "value": keys}
+    parameters = {name: float64(a) for name, a in inputs.arrays.items() if name not in sides}
+    outs = np.zeros(inputs.checked("out", inputs.cotangent).shape)
+    grads = {name: np.zeros_like(a) for name, a in parameters.items()}
+    for name, positions in sides.items():
+        shape = inputs.arrays[name].shape
+        grads[name] = np.zeros((shape[0], len(positions), *shape[2:]))
+    per_row = case.S * (case.D if case.score == "additive" else 1)
     size = max(1, BLOCK_TERMS // max(1, per_row))
     for b in range(case.B):
         for n in range(case.N or 1):
             at = (b, slice(None)) if case.N is None else (b, slice(None), n)
-            query, key, value = (arrays[name][at] for name in ("query", "key", "value"))
-            for start in range(0, len(inputs.rows), size):
-                rows = inputs.rows[start : start + size]
-                seen = _seen(case, inputs, b, rows)  # [rows, S]
-                score, pullback = _score(case, arrays, query[rows], key)
+            query = float64(inputs.arrays["query"][at][rows])
+            cotangent = float64(inputs.cotangent[at][rows])
+            key, value = (float64(inputs.arrays[name][at]) for name in ("key", "value"))
+            for start in range(0, len(rows), size):
+                block = slice(start, start + size)
+                seen = _seen(case, inputs, b, rows[block])  # [rows, S]
+                score, pullback = _score(case, parameters, query[block], key)
                 weights = _softmax(np.where(seen, score, -np.inf))
-                outs[at][start : start + size] = weights @ value
+                outs[at][block] = weights @ value
                 if not case.backward:
                     continue
-                g = cotangent[at][rows]  # [rows, V]
+                g = cotangent[block]  # [rows, V]
                 d_weights = g @ value.T
                 d_score = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True))
-                grads["value"][at] += weights.T @ g
                 d_query, d_key, d_parameters = pullback(d_score)
-                grads["query"][at][rows] += d_query
-                grads["key"][at] += d_key
+                grads["value"][at] += weights[:, keys].T @ g
+                grads["query"][at][block] = d_query
+                grads["key"][at] += d_key[keys]
                 for name, d_parameter in d_parameters.items():
                     grads[name] += d_parameter
     if not case.backward:
         return {"out": outs}
     return {"out": outs} | {f"d_{name}": grad for name, grad in grads.items()}
+
+
+def float64(array: np.ndarray) -> np.ndarray:
+    """The same numbers in float64; bfloat16 by its bits, ten times as fast as its own cast."""
+    if array.dtype.name == "bfloat16":
+        array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64)
 
 
 def relative_errors(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> dict[str, float]:
@@ -58,7 +72,7 @@ def relative_errors(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> 
     """
     errors = {}
     for name, right in want.items():
-        arrived = np.asarray(got[name]).astype(np.float64)
+        arrived = float64(np.asarray(got[name]))
         if arrived.shape != right.shape:
             raise ValueError(
                 f"{name} must have the shape of the right answer. "
@@ -75,12 +89,14 @@ def allowed_error(case: Case) -> float:
     Loose on purpose: the measured error is printed beside every time, this only tells a wrong
     mask, scale or layout (errors of order one) from rounding and from the lift's tolerance.
     """
-    rounding = {"float64": 1e-10, "float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}
+    rounding = {"float64": 1e-10, "float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}[case.dtype]
+    if case.backward and case.dtype == "bfloat16":
+        rounding *= 3  # the book's form rounds every step of the chain
     if case.score != "additive" or not isinstance(case.tolerance, float):
-        return rounding[case.dtype]
+        return rounding
     # tolerance bounds each tanh; a score adds up h of them and a derivative is about 10
     # times less exact than its value.
-    return max(rounding[case.dtype], (200 if case.backward else 20) * case.tolerance)
+    return max(rounding, (200 if case.backward else 20) * case.tolerance)
 
 
 def _seen(case: Case, inputs: Inputs, b: int, rows: np.ndarray) -> np.ndarray:
@@ -100,32 +116,33 @@ def _softmax(score: np.ndarray) -> np.ndarray:
     return weights / np.where(total == 0.0, 1.0, total)
 
 
-def _score(case: Case, arrays, query, key):
+def _score(case: Case, parameters: dict[str, np.ndarray], query: np.ndarray, key: np.ndarray):
     """a(q, k) [rows, S], and the map from its gradient to those of query, key, parameters."""
-    if case.score == "dot":
-        scale = case.D**-0.5
+    if case.score in ("dot", "features"):
+        scale = case.D**-0.5 if case.score == "dot" else 1.0
         return scale * query @ key.T, lambda d: (
             scale * d @ key,
             scale * d.T @ query,
             {},
         )
     if case.score == "bilinear":
-        kernel = arrays["kernel"]
+        kernel = parameters["kernel"]
         return query @ kernel @ key.T, lambda d: (
             d @ key @ kernel.T,
             d.T @ query @ kernel,
             {"kernel": query.T @ d @ key},
         )
     if case.score == "gaussian":
-        width = arrays["width"]
-        squares = ((query[:, None, :] - key[None, :, :]) ** 2).sum(-1)  # [rows, S]
+        width = parameters["width"]
+        # Multiplied out, which float64 can afford: no [rows, S, D] tensor of differences.
+        squares = (query**2).sum(-1)[:, None] + (key**2).sum(-1) - 2 * query @ key.T  # [rows, S]
         return -squares / (2 * width**2), lambda d: (
             (d @ key - d.sum(1)[:, None] * query) / width**2,
             (d.T @ query - d.sum(0)[:, None] * key) / width**2,
             {"width": (d * squares).sum() / width**3},
         )
-    query_kernel, key_kernel = arrays["query_kernel"], arrays["key_kernel"]
-    vector = arrays["vector"]
+    query_kernel, key_kernel = parameters["query_kernel"], parameters["key_kernel"]
+    vector = parameters["vector"]
     tanh = np.tanh((query @ query_kernel)[:, None] + (key @ key_kernel)[None])
 
     def pullback(d):

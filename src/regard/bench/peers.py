@@ -2,23 +2,25 @@
 
 Each is one function from a case and its inputs to a `Program`. One that is not installed or
 cannot do the case raises `Absent` with the reason. Adding a peer is one function and one line
-in `PEERS`.
+in `PEERS`. Here are those that run on JAX; torch's are in torch_peers.py.
 """
 
 import contextlib
+import functools
 import importlib
-import os
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import regard
+from regard.bench import kernels
+from regard.bench.book import MASKED, needs_memory
 from regard.bench.cases import Case, Inputs
-from regard.bench.program import Absent, Program, compile_program
-
-MASKED = -1e6  # what the book writes over masked scores
+from regard.bench.masks import dense_mask
+from regard.bench.program import Absent, Program, compile_program, import_peer
+from regard.bench.torch_peers import build_flex, build_torch
 
 
 def regard_score(case: Case, arrays) -> regard.Score:
@@ -35,7 +37,9 @@ def regard_score(case: Case, arrays) -> regard.Score:
 
 
 def build_regard(case: Case, inputs: Inputs) -> Program:
-    """`regard.attend`, the implementation left to it."""
+    """`regard.attend`, the implementation left to it; for features, the wide kernel alone."""
+    if case.score == "features":
+        return kernels.build(case, inputs)
     additive = case.score == "additive"
 
     def attention(arrays, valid_lens):
@@ -73,8 +77,10 @@ def _additive():
     return importlib.import_module("regard.score.additive")
 
 
-def build_jax_nn(case: Case, inputs: Inputs) -> Program:
-    """jax.nn.dot_product_attention, lowered by XLA."""
+def build_jax_nn(
+    case: Case, inputs: Inputs, implementation: Literal["xla", "cudnn"] = "xla"
+) -> Program:
+    """jax.nn.dot_product_attention, lowered by XLA, or by cuDNN where there is one."""
     if case.score not in ("dot", "bilinear"):
         raise Absent(f"jax.nn has no {case.score} attention")
 
@@ -84,11 +90,11 @@ def build_jax_nn(case: Case, inputs: Inputs) -> Program:
             query,
             key,
             value,
-            mask=_dense_mask(case, valid_lens) if case.mask == "triangular" else None,
+            mask=dense_mask(case, valid_lens) if case.mask == "triangular" else None,
             scale=1.0 if case.score == "bilinear" else None,
             is_causal=case.mask == "causal",
             key_value_seq_lengths=valid_lens if case.mask == "lengths" else None,
-            implementation="xla",
+            implementation=implementation,
         )
         return out if case.N is not None else out[:, :, 0]
 
@@ -103,7 +109,7 @@ def build_book(case: Case, inputs: Inputs) -> Program:
     """
     if case.score != "additive" or case.N is not None or case.mask == "causal":
         raise Absent("the book's form is additive, without heads, with valid lengths")
-    _needs_memory(case, inputs)
+    needs_memory(case)
 
     def attention(arrays, valid_lens):
         queries = arrays["query"] @ arrays["query_kernel"]
@@ -113,7 +119,7 @@ def build_book(case: Case, inputs: Inputs) -> Program:
         scores = (features @ arrays["vector"][:, None])[..., 0]  # [B, T, S]
         if valid_lens is not None:
             masked = jnp.asarray(MASKED, scores.dtype)
-            scores = jnp.where(_dense_mask(case, valid_lens)[:, 0], scores, masked)
+            scores = jnp.where(dense_mask(case, valid_lens)[:, 0], scores, masked)
         return jax.nn.softmax(scores, axis=-1) @ arrays["value"]
 
     return compile_program(attention, case, inputs)
@@ -121,7 +127,7 @@ def build_book(case: Case, inputs: Inputs) -> Program:
 
 def build_keras(case: Case, inputs: Inputs) -> Program:
     """Keras on its JAX backend: AdditiveAttention, or ops.dot_product_attention."""
-    keras = _import("keras")
+    keras = import_peer("keras")
     if keras.backend.backend() != "jax":
         raise Absent(f"keras runs on {keras.backend.backend()} here: set KERAS_BACKEND=jax")
     if case.score == "dot":
@@ -132,7 +138,7 @@ def build_keras(case: Case, inputs: Inputs) -> Program:
                 query,
                 key,
                 value,
-                mask=_dense_mask(case, valid_lens),
+                mask=dense_mask(case, valid_lens),
                 flash_attention=False,
             )
             return out if case.N is not None else out[:, :, 0]
@@ -140,7 +146,7 @@ def build_keras(case: Case, inputs: Inputs) -> Program:
     elif case.score == "additive" and case.N is None:
         if case.mask not in ("none", "lengths"):
             raise Absent(f"keras's AdditiveAttention has no {case.mask} mask")
-        _needs_memory(case, inputs)
+        needs_memory(case)
         layer = keras.layers.AdditiveAttention(dtype=case.dtype)
         shapes = [inputs.arrays[name].shape for name in ("query", "value", "key")]
         layer.build(shapes)
@@ -150,7 +156,7 @@ def build_keras(case: Case, inputs: Inputs) -> Program:
             keys = arrays["key"] @ arrays["key_kernel"]
             mask = None
             if valid_lens is not None:
-                mask = [None, _dense_mask(case, valid_lens)[:, 0, 0]]  # [B, S]
+                mask = [None, dense_mask(case, valid_lens)[:, 0, 0]]  # [B, S]
             out, _ = layer.stateless_call(
                 [arrays["vector"]], [], [queries, arrays["value"], keys], mask=mask
             )
@@ -162,83 +168,22 @@ def build_keras(case: Case, inputs: Inputs) -> Program:
         return compile_program(attention, case, inputs)
 
 
-def build_torch(case: Case, inputs: Inputs) -> Program:
-    """torch: scaled_dot_product_attention, or the book's additive form, eager, on all cores."""
-    torch = _import("torch")
-    if case.score not in ("dot", "additive"):
-        raise Absent(f"torch has no {case.score} attention")
-    if case.score == "additive" and (case.N is not None or case.mask == "causal"):
-        raise Absent("torch's additive form is the book's: no heads, valid lengths")
-    if case.score == "additive":
-        _needs_memory(case, inputs)
-    dtype = getattr(torch, case.dtype)
-    # SDPA wants [B, N, T, D]; it gets contiguous arrays of that layout, made beforehand.
-    heads_first = case.score == "dot"
-
-    def to_torch(array, swap):
-        tensor = torch.from_numpy(np.asarray(array).astype(np.float64)).to(dtype)
-        if swap:
-            tensor = tensor[:, :, None] if case.N is None else tensor
-            tensor = tensor.transpose(1, 2).contiguous()
-        return tensor
-
-    def to_numpy(tensor, swap):
-        array = tensor.detach().to(torch.float64).numpy()
-        if swap:
-            array = array.swapaxes(1, 2)
-            array = array[:, :, 0] if case.N is None else array
-        return array
-
-    tensors = {
-        name: to_torch(array, heads_first).requires_grad_(case.backward)
-        for name, array in inputs.arrays.items()
-    }
-    mask = None
-    if case.mask in ("lengths", "triangular"):
-        mask = torch.from_numpy(np.array(_dense_mask(case, inputs.valid_lens)))
-        mask = mask if heads_first else mask[:, 0]
-
-    def forward():
-        query, key, value = (tensors[name] for name in ("query", "key", "value"))
-        if case.score == "dot":
-            return torch.nn.functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=case.mask == "causal"
-            )
-        queries, keys = query @ tensors["query_kernel"], key @ tensors["key_kernel"]
-        features = torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))  # [B, T, S, h]
-        scores = features @ tensors["vector"]
-        if mask is not None:
-            scores = scores.masked_fill(~mask, MASKED)
-        return torch.softmax(scores, dim=-1) @ value
-
-    def run_under(cotangent):
-        if not case.backward:
-            with torch.no_grad():
-                return forward(), ()
-        out = forward()
-        return out, torch.autograd.grad(out, list(tensors.values()), cotangent)
-
-    cotangent = to_torch(inputs.cotangent, heads_first)
-
-    def outputs():
-        out, grads = run_under(to_torch(inputs.checked_cotangent, heads_first))
-        results = {"out": to_numpy(out, heads_first)[:, inputs.rows]}
-        for name, grad in zip(tensors, grads, strict=False):
-            results[f"d_{name}"] = to_numpy(grad, heads_first)
-        return results
-
-    return Program(run=lambda: run_under(cotangent), outputs=outputs)
-
-
 PEERS: dict[str, Callable[[Case, Inputs], Program]] = {
     "regard": build_regard,
     "lift": build_lift,
     "unguarded": build_unguarded,
     "jax.nn": build_jax_nn,
+    "jax.nn cudnn": functools.partial(build_jax_nn, implementation="cudnn"),
     "book": build_book,
     "keras": build_keras,
     "torch": build_torch,
+    "flex": build_flex,
 }
+
+
+def framework(who: str) -> str:
+    """The framework that a peer runs on: on a GPU, each has a process of its own."""
+    return "torch" if who in ("torch", "flex") else "jax"
 
 
 def build(who: str, case: Case, inputs: Inputs) -> Program:
@@ -257,15 +202,6 @@ def _lax_promotion():
         yield
 
 
-def _import(name: str):
-    # Keras reads its backend once, when first imported.
-    os.environ.setdefault("KERAS_BACKEND", "jax")
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise Absent(f"{name} is not installed ({error})") from None
-
-
 def _with_heads(case: Case, arrays):
     """query, key, value as (B, T, N, D); a bilinear kernel goes into the query."""
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
@@ -274,35 +210,3 @@ def _with_heads(case: Case, arrays):
     if case.N is None:
         query, key, value = (x[:, :, None] for x in (query, key, value))
     return query, key, value
-
-
-def _dense_mask(case: Case, valid_lens):
-    """The mask as booleans [B or 1, 1, T or 1, S]; None without one."""
-    keys = jnp.arange(case.S, dtype=jnp.int32)
-    if case.mask == "causal":
-        last = jnp.arange(case.T, dtype=jnp.int32)[:, None] + (case.S - case.T)
-        return (keys[None, :] <= last)[None, None]
-    if valid_lens is None:
-        return None
-    lens = jnp.asarray(valid_lens)
-    lens = lens[:, None, None, None] if lens.ndim == 1 else lens[:, None, :, None]
-    return keys[None, None, None, :] < lens
-
-
-def _needs_memory(case: Case, inputs: Inputs) -> None:
-    """Refuses a (B, T, S, h) tensor that would not fit; the system would kill us instead."""
-    if not case.timed:
-        return
-    copies = 3 if case.backward else 2
-    needed = case.terms * inputs.arrays["query"].dtype.itemsize * copies
-    free = _free_memory()
-    if free is not None and needed > 0.8 * free:
-        raise Absent(f"needs about {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
-
-
-def _free_memory() -> int | None:
-    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None

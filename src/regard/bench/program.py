@@ -4,6 +4,9 @@
 """
 
 import dataclasses
+import importlib
+import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from regard.bench.cases import Case, Inputs
+from regard.bench.timing import Burst, Queued, Run
+
+BUNDLED = 10  # runs in one launch: a launch of 50 µs no longer hides runs of 10 µs
 
 
 class Absent(Exception):
@@ -23,8 +29,9 @@ class Program:
     """A prepared attention.
 
     Attributes:
-        run: runs once on the case's inputs and blocks until the result is there.
-        outputs: runs once and returns "out" at the checked rows, and for a backward case
+        run: runs once on the case's inputs and blocks until the result is there; a `Queued`,
+            where it can be read by a device's clock.
+        outputs: runs once and returns what is checked of "out", and for a backward case of
             "d_<name>" for every array, as `expected.expected` does; and "lifted", where the
             program can tell whether the lift ran.
         temp_bytes: temporaries of the compiled program; None where they cannot be known.
@@ -32,15 +39,29 @@ class Program:
         text: the compiled program, to compare two of them.
     """
 
-    run: Callable[[], Any]
+    run: Run
     outputs: Callable[[], dict[str, np.ndarray]]
     temp_bytes: int | None = None
     peak_bytes: int | None = None
     text: str = ""
 
 
+def import_peer(name: str) -> Any:
+    """The module of that name.
+
+    Raises:
+        Absent: it is not installed.
+    """
+    # Keras reads its backend once, when first imported.
+    os.environ.setdefault("KERAS_BACKEND", "jax")
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Absent(f"{name} is not installed ({error})") from None
+
+
 def compile_program(
-    attention: Callable[..., jax.Array],
+    attention: Callable[..., Any],
     case: Case,
     inputs: Inputs,
     *,
@@ -56,39 +77,105 @@ def compile_program(
         tells_lifted: attention returns (output, lifted) instead.
     """
 
-    def forward(arrays, valid_lens, cotangent):
+    def with_pullback(arrays, valid_lens):
+        def results(arrays):
+            result = attention(arrays, valid_lens)
+            return result if tells_lifted else (result, True)
+
+        return jax.vjp(results, arrays, has_aux=True)
+
+    def forward(cotangent, arrays, valid_lens):
         result = attention(arrays, valid_lens)
         out, lifted = result if tells_lifted else (result, True)
         return {"out": out}, lifted
 
-    def forward_backward(arrays, valid_lens, cotangent):
-        def results(arrays):
-            out, lifted = forward(arrays, valid_lens, cotangent)
-            return out["out"], lifted
-
-        out, pullback, lifted = jax.vjp(results, arrays, has_aux=True)
+    def backward(cotangent, out, pullback, lifted):
         (grads,) = pullback(cotangent)
-        return {"out": out} | {f"d_{name}": g for name, g in grads.items()}, lifted
+        return {"out": out} | {f"d_{name}": grad for name, grad in grads.items()}, lifted
 
-    step = forward_backward if case.backward else forward
-    to_device = jax.tree.map(jnp.asarray, (inputs.arrays, inputs.valid_lens, inputs.cotangent))
-    compiled = jax.jit(step).lower(*to_device).compile()
-    memory = compiled.memory_analysis()
+    def forward_backward(cotangent, arrays, valid_lens):
+        return backward(cotangent, *with_pullback(arrays, valid_lens))
 
-    def run():
-        return jax.block_until_ready(compiled(*to_device))
+    cotangent, arguments = jax.tree.map(
+        jnp.asarray, (inputs.cotangent, (inputs.arrays, inputs.valid_lens))
+    )
+    steps: dict[str, Callable[..., Any]] = {
+        "forward": forward,
+        "backward": backward,
+        "forward+backward": forward_backward,
+    }
+    step = steps[case.direction]
+    if case.direction == "backward":
+        arguments = jax.jit(with_pullback)(*arguments)
+    compiled = jax.jit(step).lower(cotangent, *arguments).compile()
 
     def outputs():
-        checked = (*to_device[:2], jnp.asarray(inputs.checked_cotangent))
-        results, lifted = compiled(*checked)
-        results = {name: np.asarray(result) for name, result in results.items()}
-        results["out"] = results["out"][:, inputs.rows]
-        return results | ({"lifted": np.asarray(lifted)} if tells_lifted else {})
+        results, lifted = compiled(jnp.asarray(inputs.checked_cotangent), *arguments)
+        checked = {n: inputs.checked(n, np.asarray(result)) for n, result in results.items()}
+        return checked | ({"lifted": np.asarray(lifted)} if tells_lifted else {})
 
+    def bundle():
+        bundled = jax.jit(chain(step)).lower(cotangent, *arguments).compile()
+        return _burst(bundled, cotangent, arguments)
+
+    sides = [inputs.arrays[name].shape for name in ("query", "key", "value")]
+    can_chain = set(sides) == {inputs.cotangent.shape}
+    temp_bytes, peak_bytes = memory_of(compiled)
     return Program(
-        run,
+        Queued(
+            once=lambda: jax.block_until_ready(compiled(cotangent, *arguments)),
+            burst=_burst(compiled, cotangent, arguments),
+            bundle=bundle if can_chain and case.direction != "backward" else None,
+            bundled=BUNDLED,
+        ),
         outputs,
-        temp_bytes=memory.temp_size_in_bytes if memory is not None else None,
-        peak_bytes=getattr(memory, "peak_memory_in_bytes", None),
+        temp_bytes=temp_bytes,
+        peak_bytes=peak_bytes,
         text=compiled.as_text() or "",
     )
+
+
+def chain(step: Callable[..., Any]) -> Callable[..., Any]:
+    """`BUNDLED` runs of a step in one program, each beginning when the one before has ended.
+
+    The output of one run is the query of the next, its query the key and its key the value. So
+    no run can begin early, and nothing is made once for all of them, as features of keys that
+    stay the same would be. All four arrays must have one shape.
+    """
+
+    def steps(cotangent, arrays, valid_lens):
+        kept = []
+        for _ in range(BUNDLED):
+            results, lifted = step(cotangent, arrays, valid_lens)
+            kept.append((results, lifted))
+            turned = {"query": results["out"], "key": arrays["query"], "value": arrays["key"]}
+            arrays = arrays | turned
+        return kept  # all of it: a gradient that nobody reads would not be made
+
+    return steps
+
+
+def memory_of(compiled: Any) -> tuple[int | None, int | None]:
+    """Bytes of temporaries, and of everything at the highest point, as the compiler planned."""
+    memory = compiled.memory_analysis()
+    if memory is None:
+        return None, None
+    together = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+    # Not every backend tells its peak; the sum is never less.
+    return memory.temp_size_in_bytes, getattr(memory, "peak_memory_in_bytes", 0) or together
+
+
+def _burst(compiled: Any, cotangent: jax.Array, arguments: Any) -> Burst:
+    def burst(runs: int) -> float:
+        start = time.perf_counter()
+        for _ in range(runs):
+            result = compiled(cotangent, *arguments)
+        jax.block_until_ready(result)
+        return time.perf_counter() - start
+
+    return burst

@@ -1,56 +1,37 @@
 """The record of a run: device, versions and every number, as JSON."""
 
 import datetime
-import importlib.metadata
 import json
-import os
-import platform
 import re
-import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import jax
-
-import regard
 from regard.bench.cases import Case
+from regard.bench.machine import versions
 from regard.bench.measure import Row, Settings
-from regard.bench.targets import judge
+from regard.bench.targets import Target, judge
 
 SCHEMA = 1
 MIB = 2**20
 
 
-def describe_device() -> dict[str, Any]:
-    """Platform, name and number of cores of what JAX runs on."""
-    device = jax.devices()[0]
-    name = _cpu_name() if device.platform == "cpu" else device.device_kind
-    return {"platform": device.platform, "name": name, "cores": _cores()}
-
-
-def versions() -> dict[str, str | None]:
-    """Of everything that has a part in the numbers; None for what is not installed."""
-    found: dict[str, str | None] = {
-        "regard": regard.__version__,
-        "python": platform.python_version(),
-    }
-    for name in ("jax", "jaxlib", "numpy", "keras", "torch"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
-
-
 def make_record(
-    cases: Sequence[Case], rows: Sequence[Row], settings: Settings, *, partial: bool = False
+    cases: Sequence[Case],
+    rows: Sequence[Row],
+    settings: Settings,
+    *,
+    device: dict[str, Any],
+    targets: Sequence[Target],
+    partial: bool = False,
 ) -> dict[str, Any]:
     """Everything about a run, ready for `json.dumps`.
 
     Args:
         cases, rows, settings: what was run, what came out, and how.
+        device: what it was run on, from `machine.describe_device`.
+        targets: what is promised there.
         partial: not every case was run.
     """
     times = {(row.case, row.who): row.timing for row in rows}
@@ -71,6 +52,7 @@ def make_record(
             "who": row.who,
             "ms": milliseconds,
             "ratio": round(timing.median / ours.median, 4) if timing and ours else None,
+            "tflops": None if row.tflops is None else round(row.tflops, 3),
             "temp_mib": _mib(row.temp_bytes),
             "peak_mib": _mib(row.peak_bytes),
             "error": row.error,
@@ -82,7 +64,7 @@ def make_record(
     return {
         "schema": SCHEMA,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "device": describe_device(),
+        "device": device,
         "versions": versions(),
         "settings": {
             "repeats": settings.repeats,
@@ -100,7 +82,7 @@ def make_record(
                 "noise": verdict.noise,
                 "outcome": verdict.outcome,
             }
-            for verdict in judge(rows)
+            for verdict in judge(rows, targets)
         ],
     }
 
@@ -131,30 +113,8 @@ def write(record: dict[str, Any], folder: Path) -> Path:
 
 
 def _ms(seconds: float) -> float:
-    return round(1e3 * seconds, 4)
+    return round(1e3 * seconds, 6)
 
 
 def _mib(size: int | None) -> float | None:
     return None if size is None else round(size / MIB, 3)
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
-        return os.cpu_count() or 1
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    if platform.system() == "Darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        asked = subprocess.run(command, capture_output=True, text=True, check=False)
-        if asked.stdout.strip():
-            return asked.stdout.strip()
-    return platform.processor() or platform.machine() or "unknown"

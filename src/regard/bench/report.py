@@ -1,9 +1,10 @@
-"""What a run looks like on the terminal: a progress bar and three tables, drawn by Rich.
+"""What a run looks like on the terminal: its progress, and its tables, drawn by Rich.
 
 Reads the record that goes to JSON, so a stored run can be looked at again.
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,10 +14,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
+from regard.bench.curves import BACKWARD, SWEPT, Curves, median_ms, sweep_case, swept
 from regard.bench.measure import AGAIN
-
-SWEPT = ("sweep_", "memory_")  # cases shown as cost against length, not row by row
-BACKWARD = "+backward"  # ends the name of a curve of forward+backward
 
 
 @contextlib.contextmanager
@@ -41,10 +40,22 @@ def progress_bar(console: Console, total: int) -> Iterator[Callable[[str, float]
         yield watch
 
 
+def progress_lines(console: Console) -> Callable[[str, float], None]:
+    """A line for everything that goes on, with the seconds since the start: for a run that may be
+    cut off, or watched from afar."""
+    start = time.perf_counter()
+
+    def watch(what: str, further: float) -> None:
+        since = time.perf_counter() - start
+        console.print(f"{since:6.1f} s  {what}", highlight=False, markup=False)
+
+    return watch
+
+
 def tables(record: dict[str, Any]) -> Group:
-    """Every table of a run, for `Console.print`."""
+    """Every table of a run, for `Console.print`; the promises last."""
     return Group(
-        _title(record), *filter(None, (_times(record), _lengths(record), _verdicts(record)))
+        _title(record), *filter(None, (_times(record), *_lengths(record), _verdicts(record)))
     )
 
 
@@ -70,6 +81,8 @@ def _title(record: dict[str, Any]) -> Text:
     device, found = record["device"], record["versions"]
     installed = ", ".join(f"{name} {version}" for name, version in found.items() if version)
     text = Text(f"\n{device['name']}, {device['cores']} cores", style="bold")
+    if device.get("driver"):
+        text.append(f", driver {device['driver']}")
     text.append(f"\n{installed}\n", style="dim")
     if record["settings"]["quick"]:
         text.append("A quick run: for a look, not for a claim.\n", style="yellow")
@@ -99,7 +112,7 @@ def _times(record: dict[str, Any]) -> Table | None:
         "error: the largest over output and gradients, against float64.",
     )
     table.add_column("case", min_width=30)
-    for heading in ("ms", "±", "× regard", "temp MiB", "error"):
+    for heading in ("ms", "±", "× regard", "TFLOP/s", "temp MiB", "error"):
         table.add_column(heading, justify="right")
     cases = {case["name"]: case for case in record["cases"]}
     for name in dict.fromkeys(row["case"] for row in rows):
@@ -127,55 +140,54 @@ def _cells(row: dict[str, Any]) -> list[Text]:
         Text(f"{ms['median']:.4g}" if ms else "–"),
         Text(spread, "dim"),
         Text(f"{row['ratio']:.2f}" if row["ratio"] is not None else "–"),
+        Text(_rate(row.get("tflops"))),
         Text(_number(row["temp_mib"])),
         Text(f"{row['error']:.1e}" if row["error"] is not None else "–"),
     ]
 
 
-def swept(record: dict[str, Any]) -> dict[str, dict[int, dict[str, Any]]]:
-    """The rows of the sweeps as curves: curve name -> length -> row.
-
-    Forward curves have times and memory, those named "…+backward" memory alone.
-    """
-    curves: dict[str, dict[int, dict[str, Any]]] = {}
-    cases = {case["name"]: case for case in record["cases"]}
-    for row in record["rows"]:
-        if not row["case"].startswith(SWEPT) or row["who"] == AGAIN or row["absent"]:
-            continue
-        case = cases[row["case"]]
-        name = row["who"]
-        if name == "regard" and case["tolerance"] is not None:
-            name = f"regard {case['tolerance']:g}"
-        if case["direction"] == "forward+backward":
-            name += BACKWARD
-        curves.setdefault(name, {})[case["T"]] = row
-    return curves
-
-
-def _lengths(record: dict[str, Any]) -> Table | None:
+def _lengths(record: dict[str, Any]) -> list[Table]:
+    """Time and memory against length, a column for each curve."""
     curves = swept(record)
     if not curves:
-        return None
-    table = _table(
-        "Additive attention against length: B=1, T=S, h=V=64, float32",
-        "ms: median, forward. MiB: temporaries of the compiled program; forward+backward (+bwd) "
-        "is compiled with valid lengths, not run.",
-    )
-    table.add_column("\nT=S", justify="right")
-    timed = [name for name in curves if not name.endswith(BACKWARD)]
-    for name in timed:
-        table.add_column(f"{name}\nms", justify="right")
+        return []
+    case = sweep_case(record)
+    shapes = f"B={case['B']}, T=S, h=V={case['D']}, {case['dtype']}"
+    timed = {
+        name: curve for name, curve in curves.items() if any(row["ms"] for row in curve.values())
+    }
+    rows = [row for curve in curves.values() for row in curve.values()]
+    worst = max((row["error"] or 0.0 for row in rows if row["ms"]), default=0.0)
+    absent = [f"{row['case']}, {row['who']}: {row['absent']}" for row in rows if row["absent"]]
+    return [
+        _against_length(
+            f"Time against length, ms: {shapes}",
+            f"{BACKWARD}: forward and backward. Largest error against float64: {worst:.1e}.",
+            timed,
+            median_ms,
+        ),
+        _against_length(
+            f"Memory against length, MiB of temporaries: {shapes}",
+            "\n".join(["What has no time was compiled, not run.", *absent]),
+            curves,
+            lambda row: row["temp_mib"],
+        ),
+    ]
+
+
+def _against_length(
+    title: str,
+    caption: str | None,
+    curves: Curves,
+    value: Callable[[dict[str, Any]], float | None],
+) -> Table:
+    table = _table(title, caption)
+    table.add_column("T=S", justify="right")
     for name in curves:
-        unit = "+bwd MiB" if name.endswith(BACKWARD) else "MiB"
-        table.add_column(f"{name.removesuffix(BACKWARD)}\n{unit}", justify="right")
+        table.add_column(name.replace(BACKWARD, f"\n{BACKWARD}"), justify="right")
     for length in sorted({length for curve in curves.values() for length in curve}):
-        found = {name: curve.get(length) for name, curve in curves.items()}
-        times = [found[name] for name in timed]
-        table.add_row(
-            str(length),
-            *(f"{row['ms']['median']:.4g}" if row and row["ms"] else "–" for row in times),
-            *(_number(row["temp_mib"]) if row else "–" for row in found.values()),
-        )
+        rows = [curve.get(length) for curve in curves.values()]
+        table.add_row(str(length), *(_number(value(row)) if row else "–" for row in rows))
     return table
 
 
@@ -187,7 +199,12 @@ def _verdicts(record: dict[str, Any]) -> Table | None:
     table.add_column("promise")
     for heading in ("goal", "measured", "noise", "outcome"):
         table.add_column(heading, justify="right")
-    styles = {"reached": "green", "short": "bold red", "not measured": "dim"}
+    styles = {
+        "reached": "green",
+        "short": "bold red",
+        "failed": "bold red",
+        "not measured": "dim",
+    }
     for verdict in verdicts:
         style = styles[verdict["outcome"]]
         measured, noise = verdict["measured"], verdict["noise"]
@@ -204,4 +221,8 @@ def _verdicts(record: dict[str, Any]) -> Table | None:
 def _number(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _rate(tflops: float | None) -> str:
+    return "–" if tflops is None else f"{tflops:.0f}" if tflops >= 10 else f"{tflops:.2g}"

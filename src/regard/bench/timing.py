@@ -1,19 +1,22 @@
 """Timing: everybody in one process, in turns, in an order that rotates; medians.
 
 What is left out: what is run (see `program.py`) and where the numbers go (see `report.py`).
-A device-side clock takes the place of `wall_clock` without touching the loop.
+On a GPU `DeviceClock` takes the place of `wall_clock`, without touching the loop.
 """
 
 import contextlib
 import dataclasses
 import gc
+import math
 import statistics
 import time
+import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 Run = Callable[[], Any]
 Clock = Callable[[Run], float]
+Burst = Callable[[int], float]  # from a number of runs to the seconds that all of them took
 
 # Threads of one framework spin for a few milliseconds after its work is done; without a rest
 # they would take a core from whoever comes next.
@@ -48,6 +51,82 @@ def wall_clock(run: Run) -> float:
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Queued:
+    """A run on a device that works off a queue: called, it runs once and waits for the result.
+
+    Attributes:
+        once: that.
+        burst: queues n runs back to back, waits once, and tells the seconds.
+        bundle: makes one launch of `bundled` runs, and gives its burst; None where it cannot.
+        bundled: how many runs a launch of the bundle makes.
+    """
+
+    once: Run
+    burst: Burst
+    bundle: Callable[[], Burst] | None = None
+    bundled: int = 1
+
+    def __call__(self) -> Any:
+        return self.once()
+
+
+class DeviceClock:
+    """Seconds of the device per run of a `Queued`, whatever the host takes to launch it.
+
+    A reading is one burst, long enough that its launch and the wait at its end do not show. While
+    the device works on one run, the host queues the next; that hides the launches as long as a
+    run takes longer than its launch. Shorter runs are read as bundles: many runs in one launch.
+
+    Args:
+        least: seconds of a reading.
+        short: runs that take no longer than this are bundled, where that works.
+    """
+
+    def __init__(self, least: float = 0.02, short: float = 2e-4):
+        self.least, self.short = least, short
+        # Weak, so that a clock does not keep the arrays of every program that it ever read.
+        self._plans: weakref.WeakKeyDictionary[Queued, _Plan] = weakref.WeakKeyDictionary()
+
+    def __call__(self, run: Run) -> float:
+        if not isinstance(run, Queued):
+            raise TypeError(f"DeviceClock reads Queued runs. Got {run!r}. Fix: wall_clock.")
+        if run not in self._plans:
+            self._plans[run] = self._plan(run)
+        plan = self._plans[run]
+        return plan.burst(plan.launches) / (plan.launches * plan.runs)
+
+    def _plan(self, run: Queued) -> "_Plan":
+        run.burst(1)  # the first is slower: it loads code and allocates
+        plan = self._fill(run.burst, 1)
+        if run.bundle is None or self.least / plan.launches > self.short:
+            return plan
+        try:
+            burst = run.bundle()
+            burst(1)
+        except Exception:  # it does not fit, or cannot be captured: the plain reading is left
+            return plan
+        return self._fill(burst, run.bundled)
+
+    def _fill(self, burst: Burst, runs: int) -> "_Plan":
+        """As many launches as fill a reading, found by doubling."""
+        launches, seconds = 1, burst(1)
+        while seconds < self.least / 2 and launches < 4096:
+            launches *= 2
+            seconds = burst(launches)
+        filled = math.ceil(launches * self.least / max(seconds, 1e-9))
+        return _Plan(burst, max(1, min(filled, 2 * launches)), runs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """How a run is read: so many launches of `burst`, each of so many runs."""
+
+    burst: Burst
+    launches: int
+    runs: int
 
 
 def turn_order(count: int, turn: int) -> list[int]:

@@ -153,8 +153,9 @@ def _lacks(request: Request) -> Iterator[str]:
     yield from _mask_lacks(request.mask, axes)
     if axes.empty():
         return
-    if axes.T == axes.S == 1:
-        yield "has no gradient for one query and one key"
+    if axes.T % 2 or axes.S % 2:
+        # JAX 0.11.2 refuses the gradient, and only once it is asked for.
+        yield f"has no gradient for an odd number of queries or keys (T = {axes.T}, S = {axes.S})"
     if type(request.normalize) is Softmax:
         yield from _score_lacks(request)
 

@@ -89,6 +89,8 @@ def accepts(request: Request) -> str:
             raise NotImplementedError(f"the kernels take {', '.join(_DTYPES)}, not {dtype}")
     if request.axes.V > 256:
         raise NotImplementedError(f"values wider than 256 (here {request.axes.V})")
+    if request.axes.empty():
+        return "nothing to look at, or nobody to look: zeros"
     if request.lift is not None:
         return _describe(request)
     if isinstance(request.score, Additive):

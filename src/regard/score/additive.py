@@ -289,11 +289,12 @@ def worth_lifting(query_len: int, key_len: int) -> bool:
 def design_limit(query_len: int, key_len: int) -> float:
     """The range of x + y that R is chosen for, a static function of the lengths.
 
-    The largest of n unit normals is about sqrt(2 ln 2n); the rest is room for the worst of
-    hundreds of hidden units. Rounded up to quarters, so that few series are ever fitted.
+    The largest of n unit normals is about sqrt(2 ln 2n); a fifth more is room for the worst of
+    hundreds of hidden units, and for variances that are one only on average, as those of a random
+    projection are. Rounded up to quarters, so that few series are ever fitted.
     """
     reach = sum(math.sqrt(2 * math.log(2 * max(n, 1))) for n in (query_len, key_len))
-    return math.ceil(4 * (reach + 0.75)) / 4
+    return math.ceil(4 * 1.2 * reach) / 4
 
 
 @jax.custom_batching.custom_vmap

@@ -35,8 +35,8 @@ class Bilinear(Score):
     def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift:
         query_width, key_width = self.kernel.shape[-2:]
         if query_width >= key_width:
-            return Lift(project(query, self.kernel), key)
-        return Lift(query, project(key, self.kernel.swapaxes(-1, -2)))
+            return Lift(project(query, self.kernel, rounded=True), key)
+        return Lift(query, project(key, self.kernel.swapaxes(-1, -2), rounded=True))
 
     def check(self, query_width: int, key_width: int) -> None:
         if self.kernel.ndim not in (2, 3) or self.kernel.shape[-2:] != (query_width, key_width):

@@ -197,8 +197,8 @@ def inner_products(
     return _product("...tr,...sr->...ts", query, key)
 
 
-def _product(subscripts: str, left: Array, right: Array) -> Array:
-    wide = accumulation_dtype(left.dtype)
+def _product(subscripts: str, left: Array, right: Array, dtype: jnp.dtype | None = None) -> Array:
+    wide = accumulation_dtype(left.dtype) if dtype is None else dtype
     if jax.default_backend() == "cpu":  # not every product of 16-bit numbers exists there
         left, right = left.astype(wide), right.astype(wide)
     return jnp.einsum(
@@ -210,16 +210,21 @@ def _product(subscripts: str, left: Array, right: Array) -> Array:
     )
 
 
-def project(inputs: Float[Array, "... T H"], kernel: Array) -> Float[Array, "... T F"]:
-    """inputs @ kernel in the inputs' dtype, accumulated and returned in float32 or wider.
+def project(
+    inputs: Float[Array, "... T H"], kernel: Array, rounded: bool = False
+) -> Float[Array, "... T F"]:
+    """inputs @ kernel in the inputs' dtype, accumulated in float32 or wider.
 
-    A kernel [H, F] serves every head; [N, H, F] one each.
+    A kernel [H, F] serves every head; [N, H, F] one each. Returned as accumulated or, `rounded`,
+    in the inputs' dtype, where a matrix unit would round it next: it writes half as much.
     """
     if kernel.ndim == 2:
         subscripts = "...th,hf->...tf"
     else:
         subscripts = "...nth,nhf->...ntf"
-    return _product(subscripts, inputs, kernel.astype(inputs.dtype))
+    on_matrix_unit = rounded and jax.default_backend() != "cpu"
+    dtype = inputs.dtype if on_matrix_unit else None
+    return _product(subscripts, inputs, kernel.astype(inputs.dtype), dtype)
 
 
 def repeat_heads(array: Array, like: Array) -> Array:

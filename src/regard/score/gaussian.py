@@ -81,11 +81,13 @@ class Gaussian(Score):
 def _mean_of_visible(key: Array, visible: Array | None) -> Array:
     """[..., S, D] -> [..., 1, D]; zero where nothing is visible.
 
-    As a matrix product, because a product is computed once. A plain sum is fused into each of its
-    two uses, summed there in two orders, and queries and keys are centered on two points: 1.6e-5
-    off in the weights at offset 1000.
+    Computed once: a plain sum is fused into each of its two uses, summed there in two orders, and
+    queries and keys are centered on two points, 1.6e-5 off in the weights at offset 1000. On a CPU
+    as a matrix product, which uses all cores; elsewhere as a sum behind a barrier.
     """
     seen = jnp.ones(key.shape[:-1], bool) if visible is None else visible
     share = seen.astype(key.dtype) / jnp.maximum(seen.sum(-1, keepdims=True), 1).astype(key.dtype)
     key = jnp.where(seen[..., None], key, 0)
-    return jnp.einsum("...s,...sd->...d", share, key, precision="highest")[..., None, :]
+    if jax.default_backend() == "cpu":
+        return jnp.einsum("...s,...sd->...d", share, key, precision="highest")[..., None, :]
+    return jax.lax.optimization_barrier((key * share[..., None]).sum(-2, keepdims=True))

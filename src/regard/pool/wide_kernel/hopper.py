@@ -20,6 +20,8 @@ from regard.pool.wide_kernel.hopper_compute import ROWS, compute
 from regard.pool.wide_kernel.hopper_copy import copy
 
 WARPGROUPS = 2  # that compute
+MULTIPROCESSORS = 132  # of an H100 or H200
+CACHE = 32 << 20  # bytes of features that stay in the L2 cache beside what streams through it
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,10 @@ class HopperBlocks:
 def pick(width: int, value_width: int, biased: bool) -> HopperBlocks:
     """Block shapes by the widths, as measured on an H200."""
     if width <= 128 and value_width <= 128:
-        return HopperBlocks(128, stages=2, value_slots=2, resident=True, turns=True)
+        wide = width > 64 or value_width > 64
+        return HopperBlocks(
+            128, stages=2, value_slots=2, cluster=2 if wide else 1, resident=True, turns=True
+        )
     slots = 2 if biased else 1
     if value_width <= 64:
         return HopperBlocks(256, stages=4 if slots == 1 else 3, cluster=2, value_slots=slots)
@@ -63,18 +68,44 @@ def pick(width: int, value_width: int, biased: bool) -> HopperBlocks:
     return HopperBlocks(128, stages=4 if slots == 1 else 2, cluster=2, value_slots=slots)
 
 
+def pick_splits(blocks: HopperBlocks, shape: tuple[int, ...], key_blocks: int) -> int:
+    """Into how many parts the keys are cut, each part a program of its own.
+
+    Every block of queries reads its features again for each block of keys, from the L2 cache as
+    long as those of all running blocks fit it. Wide features do not: then several blocks take
+    different keys for the same queries, and their outputs are merged. The same helps where there
+    are too few queries to keep the GPU busy.
+
+    Args:
+        shape: of phi.
+    """
+    B, N, T, R = shape
+    programs = B * N * (T // blocks.queries)
+    features = min(programs, MULTIPROCESSORS) * blocks.queries * R * 2
+    for_cache = -(-features // CACHE) if features > 1.25 * CACHE else 1
+    for_work = max(1, MULTIPROCESSORS // programs)
+    return max(1, min(max(for_cache, for_work), key_blocks // 4, 8))
+
+
 class Plan(NamedTuple):
     """What is static about a kernel, for both kinds of warpgroup."""
 
     blocks: HopperBlocks
+    splits: int
     group: int
     width: int
     value_width: int
+    tiles: int
     key_blocks: int
     scale: float
     dtype: Any  # of the values, and of the weights they are multiplied by
     shapes: dict[str, tuple[int, ...]]  # of the arrays that may be there or not
     interpret: bool
+
+    @property
+    def out_dtype(self) -> Any:
+        """Parts are merged before they are rounded."""
+        return self.dtype if self.splits == 1 else jnp.float32
 
     @property
     def chunk(self) -> int:
@@ -89,6 +120,7 @@ class Place(NamedTuple):
     """Where a block of threads works."""
 
     example: Array
+    part: Array  # of the output: one per example and split
     head: Array
     key_head: Array
     first_row: Array
@@ -122,6 +154,7 @@ def forward(
     *,
     scale: float,
     blocks: HopperBlocks,
+    splits: int = 1,
     interpret: Any = None,
 ) -> tuple[Array, Array]:
     """Softmax pooling over features.
@@ -135,6 +168,7 @@ def forward(
         bounds: [B|1, N|1, T / (cluster · queries), 4] int32, see bounds.py; every block of queries
             visits at least one block of keys. None: all of them, none masked.
         scale: positive; scores are scale · (phi · psi + key_bias), in units of log2.
+        splits: see `pick_splits`.
         interpret: InterpretGPUParams, to run on a CPU.
 
     Returns:
@@ -147,7 +181,17 @@ def forward(
     arrays = {name: array for name, array in optional.items() if array is not None}
     shapes = {name: array.shape for name, array in arrays.items()}
     plan = Plan(
-        blocks, N // K, R, V, S // blocks.keys, scale, value.dtype, shapes, interpret is not None
+        blocks,
+        splits,
+        N // K,
+        R,
+        V,
+        T // (blocks.queries * blocks.cluster),
+        S // blocks.keys,
+        scale,
+        value.dtype,
+        shapes,
+        interpret is not None,
     )
 
     def body(*refs: Any) -> None:
@@ -166,11 +210,11 @@ def forward(
     call = mgpu.kernel(
         body,
         out_type=(
-            jax.ShapeDtypeStruct((B, N, T, V), value.dtype),
-            jax.ShapeDtypeStruct((B, N, T), jnp.float32),
+            jax.ShapeDtypeStruct((B * splits, N, T, V), plan.out_dtype),
+            jax.ShapeDtypeStruct((B * splits, N, T), jnp.float32),
         ),
-        grid=(T // (blocks.queries * blocks.cluster), N, B),
-        grid_names=("tile", "head", "example"),
+        grid=(plan.tiles, N, B * splits),
+        grid_names=("tile", "head", "part"),
         cluster=(blocks.cluster,) if clustered else (),
         cluster_names=("cluster",) if clustered else (),
         num_threads=WARPGROUPS + 1,
@@ -178,29 +222,60 @@ def forward(
         compiler_params=mgpu.CompilerParams(approx_math=True),
         interpret=interpret,
     )
-    return call(phi, psi, value, *arrays.values())
+    out, lse = call(phi, psi, value, *arrays.values())
+    return (out, lse) if splits == 1 else _merge(out, lse, splits, value.dtype)
+
+
+def _merge(out: Array, lse: Array, splits: int, dtype: Any) -> tuple[Array, Array]:
+    """[B · splits, ...] -> [B, ...]: each part counts by its share of the sum of exponentials."""
+    out, lse = (a.reshape(-1, splits, *a.shape[1:]) for a in (out, lse))
+    top = lse.max(1, keepdims=True)
+    some = top > -jnp.inf
+    share = jnp.where(some, jnp.exp2(lse - jnp.where(some, top, 0.0)), 0.0)  # [B, splits, N, T]
+    total = jnp.where(some, share.sum(1, keepdims=True), 1.0)
+    merged = (out * (share / total)[..., None]).sum(1)
+    return merged.astype(dtype), (top + jnp.log2(total))[:, 0]
 
 
 def _find_place(plan: Plan, refs: dict[str, Any]) -> Place:
     blocks = plan.blocks
-    tile, head, example = (lax.axis_index(name) for name in ("tile", "head", "example"))
+    tile, head, part = (lax.axis_index(name) for name in ("tile", "head", "part"))
+    # The last queries first: under a causal mask they have the most to do, and what is started last
+    # should be short.
+    tile = plan.tiles - 1 - tile
     query_block = tile
     if blocks.cluster > 1:
         query_block = tile * blocks.cluster + lax.axis_index("cluster")
+    example = part if plan.splits == 1 else lax.div(part, jnp.int32(plan.splits))
     visits: tuple[Any, Any, Any, Any] = (0, 0, plan.key_blocks, plan.key_blocks)
     if "bounds" in refs:
         shape = plan.shapes["bounds"]
         where = (0 if shape[0] == 1 else example, 0 if shape[1] == 1 else head, tile)
         low, full_low, full_high, high = (refs["bounds"][(*where, i)] for i in range(4))
         visits = (low, full_low, full_high, high)
+    if plan.splits > 1:
+        visits = _own_visits(plan, lax.rem(part, jnp.int32(plan.splits)), visits)
     return Place(
         example,
+        part,
         head,
         lax.div(head, jnp.int32(plan.group)),
         query_block * blocks.queries,
         lax.axis_index("warpgroup"),
         visits,
     )
+
+
+def _own_visits(plan: Plan, split: Array, visits: tuple[Any, ...]) -> tuple[Any, Any, Any, Any]:
+    """The visits that fall into one part of the keys; one masked key block where none do."""
+    low, full_low, full_high, high = visits
+    first = lax.div(split * plan.key_blocks, jnp.int32(plan.splits))
+    last = lax.div((split + 1) * plan.key_blocks, jnp.int32(plan.splits))
+    low = jnp.minimum(jnp.maximum(low, first), last - 1)
+    high = jnp.maximum(jnp.minimum(high, last), low + 1)
+    full_low = jnp.minimum(jnp.maximum(full_low, low), high)
+    full_high = jnp.minimum(jnp.maximum(full_high, full_low), high)
+    return low, full_low, full_high, high
 
 
 def _scratch(plan: Plan, dtype: Any) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class State(NamedTuple):
 
 
 def slot_of(step: Any, slots: int) -> Any:
-    return lax.rem(step, jnp.int32(slots)) if slots > 1 else 0
+    # A loop's index is int64 where JAX counts in 64 bits.
+    return lax.rem(jnp.asarray(step, jnp.int32), jnp.int32(slots)) if slots > 1 else 0
 
 
 def compute(plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]) -> None:
@@ -166,17 +167,18 @@ class _Worker:
 
     def finish(self, state: State) -> None:
         """Writes output and log-sum-exp; a row that saw nothing is 0 and -inf."""
-        at = (self.place.example, self.place.head, self.rows)
+        plan, at = self.plan, (self.place.part, self.place.head, self.rows)
         total = jnp.maximum(state.total, TINY)
         out = state.out * lax.broadcast_in_dim(1.0 / total, state.out.shape, [0])
-        if self.plan.blocks.resident and self.plan.width == self.plan.value_width:
+        same = self.memory.phi.dtype == plan.out_dtype  # sines are float16, beside bfloat16
+        if plan.blocks.resident and same and plan.width == plan.value_width:
             # The query's features are done with: their place, and the copy engine.
             rows = self.memory.phi.at[self.place.warpgroup]
-            rows[...] = out.astype(self.plan.dtype)
+            rows[...] = out.astype(plan.out_dtype)
             mgpu.commit_smem()
             mgpu.copy_smem_to_gmem(rows, self.refs["out"].at[at])
         else:
-            self.refs["out"][at] = out.astype(self.plan.dtype)
+            self.refs["out"][at] = out.astype(plan.out_dtype)
         lse = state.top + jnp.log(total) * LOG2_E
         self.refs["lse"][at] = jnp.where(state.total > 0, lse, -jnp.inf)
         mgpu.wait_smem_to_gmem(0)
@@ -227,7 +229,7 @@ class _Worker:
     def _bias(self, ik: Array) -> Array:
         slot = slot_of(ik - self.place.visits[0], self.plan.blocks.value_slots)
         mgpu.barrier_wait(self.memory.bias_ready.at[slot])
-        bias = mgpu.load(self.memory.bias.at[slot], (), layout=PER_KEY)
+        bias = mgpu.load(self.memory.bias.at[slot], layout=PER_KEY)
         tile = lax.broadcast_in_dim(bias, (ROWS, self.plan.blocks.keys), [1])
         return mgpu.layout_cast(tile, TILE)
 
@@ -250,7 +252,7 @@ class _Worker:
         example = 0 if shape[0] == 1 else self.place.example
         head = 0 if shape[1] == 1 else self.place.head
         own = self.refs[name].at[example, head, self.rows]
-        return mgpu.load(own, (), layout=PER_ROW, optimized=False)
+        return mgpu.load(own, layout=PER_ROW, optimized=False)
 
     def _take_turn(self) -> None:
         if self.plan.blocks.turns:

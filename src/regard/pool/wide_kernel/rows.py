@@ -74,9 +74,10 @@ def pad_rows_back(
     """What the way back reads per query, by name: from (d out, out, log2-sum-exp2)."""
     d_out, out, lse = results
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1)
+    more = ((0, 0), (0, 0), (0, static.T - lse.shape[2]))
     return dict(
         d_out=pad(d_out.astype(dtype), {2: static.T, 3: static.V}),
-        lse=pad(lse, {2: static.T}),
+        lse=jnp.pad(lse, more, constant_values=jnp.inf),  # no weight: 0 times inf is NaN
         delta=pad(delta, {2: static.T}),
     )
 

@@ -192,8 +192,9 @@ class WidePass:
         if ranges.arrays():
             bounds = key_bounds(ranges, tile, blocks.keys, T, S, at_least_one=True)
         bias = operands.key_bias
+        phi = pad(phi, {3: width})
         return hopper.forward(
-            pad(phi, {3: width}),
+            phi,
             pad(psi, {3: width}),
             pad(operands.value, {2: S, 3: round_up(axes.V, 64)}),
             None if bias is None else pad(bias.astype(jnp.float32) / self.scale, {2: S}),
@@ -201,6 +202,7 @@ class WidePass:
             bounds,
             scale=self.scale * LOG2_E,
             blocks=blocks,
+            splits=hopper.pick_splits(blocks, phi.shape, S // blocks.keys),
         )
 
     def _static(self, operands: WideOperands, direction: str) -> tuple[TilePass, tuple[int, int]]:

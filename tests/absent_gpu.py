@@ -1,0 +1,67 @@
+"""A GPU that is not here: calls chosen and lowered for it, and a stand-in for what it would run."""
+
+import contextlib
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo
+
+from regard.attend import _pool
+from regard.pool import cudnn, request
+from regard.pool.request import Device
+from regard.score.contract import Lift, Score, inner_products
+
+HOPPER = Device("gpu", (9, 0))
+
+
+@contextlib.contextmanager
+def on_hopper():
+    """A call is chosen for, and may be lowered for, a GPU that is not here."""
+    with pytest.MonkeyPatch.context() as patch:
+        cudnn._refusal_of_jax.cache_clear()
+        patch.setattr(request, "_described", lambda device: HOPPER)
+        patch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
+        patch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda target: True)
+        try:
+            yield
+        finally:
+            cudnn._refusal_of_jax.cache_clear()
+
+
+@contextlib.contextmanager
+def stand_in():
+    """jax.nn's XLA attention, in float32, in the place of its call of cuDNN."""
+    attention = jax.nn.dot_product_attention
+
+    def by_xla(*tensors, implementation, **keywords):
+        assert implementation == "cudnn"
+        wide = [x.astype(jnp.float32) for x in tensors]  # 16-bit sums of a CPU are not cuDNN's
+        return attention(*wide, implementation="xla", **keywords).astype(tensors[0].dtype)
+
+    _pool.clear_cache()
+    # It mixes dtypes inside, which the tests otherwise do not allow.
+    with jax.numpy_dtype_promotion("standard"), on_hopper(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.nn, "dot_product_attention", by_xla)
+        try:
+            yield
+        finally:
+            _pool.clear_cache()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cosine(Score):
+    """q.k / |q||k|, as a user writes it: an exact lift, which is NaN where a key is zero."""
+
+    sharpness: float = 4.0
+
+    def scores(self, query, key):
+        lift = self.lift(query, key)
+        return inner_products(lift.query, lift.key)
+
+    def lift(self, query, key, *, visible=None):
+        query, key = (x.astype(jnp.float32) for x in (query, key))
+        query, key = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key))
+        return Lift(query * self.sharpness, key)

@@ -1,0 +1,267 @@
+"""The forward pass for Hopper GPUs against float64: each kernel that `pick` can ask for.
+
+On a CPU in the interpreter of JAX's Mosaic GPU lowering, which is in JAX 0.11 and later; on a GPU
+as it is.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cases import DTYPES
+from problem import assert_close, rounded
+from regard.mask import Mask, resolve
+from regard.pool.pallas import MOSAIC_SINCE
+from regard.pool.wide_kernel.bounds import Ranges, key_bounds
+from regard.pool.wide_kernel.wide_pass import WideOperands, WidePass
+from regard.score.sine_features import SineExpansion
+from regard.shapes import Axes
+
+LOG2_E = 1.4426950408889634
+
+in_an_interpreter = pytest.mark.skipif(
+    jax.__version_info__ < MOSAIC_SINCE,
+    reason=f"JAX {jax.__version__} has no interpreter of Mosaic GPU kernels: 0.11 has",
+)
+
+# (width, value width, key bias): one for each kernel, as test_every_kernel_is_tested makes sure.
+MODES = [
+    (64, 64, False),  # narrow, and the output leaves through the place of the features
+    (64, 64, True),
+    (64, 128, False),  # narrow, two blocks share their keys
+    (128, 128, True),
+    (192, 64, False),  # wide: a ring of chunks
+    (192, 64, True),
+    (192, 128, False),
+    (320, 128, True),
+    (64, 256, False),
+    (192, 256, True),
+]
+
+
+def mode_id(mode):
+    width, V, biased = mode
+    return f"width {width}, V={V}" + (", biased" if biased else "")
+
+
+# (rng, B, N, T, S) -> start and end, [B|1, N|1, T].
+MASKS = {
+    "none": lambda rng, B, N, T, S: (None, None),
+    "lengths": lambda rng, B, N, T, S: (None, _draw(rng, S + 1, B, 1, T)),
+    "causal": lambda rng, B, N, T, S: (None, np.arange(S - T + 1, S + 1)[None, None]),
+    "from a key on": lambda rng, B, N, T, S: (_draw(rng, S, 1, 1, T), None),
+    # Sorted, so that some tiles are in nobody's range; some of the ranges are empty.
+    "windows per head": lambda rng, B, N, T, S: (
+        np.sort(_draw(rng, S, B, N, T)),
+        np.sort(_draw(rng, S, B, N, T)) + 64,
+    ),
+    "nothing": lambda rng, B, N, T, S: (None, np.zeros((1, 1, T))),
+}
+
+
+def _draw(rng, high, *shape):
+    return rng.integers(0, high, shape)
+
+
+def make(mode, mask, dtypes=("bfloat16", "bfloat16"), T=512, S=512):
+    """Arrays of a mode by the names of hopper.forward, two query heads over one key head."""
+    (width, V, biased), (B, N, K) = mode, (2, 2, 1)
+    rng = np.random.default_rng((width, V, biased))
+    start, end = (
+        None if bound is None else np.clip(bound, 0, S).astype(np.int32)
+        for bound in MASKS[mask](rng, B, N, T, S)
+    )
+    return dict(
+        phi=rounded(rng.standard_normal((B, N, T, width)) * width**-0.5, dtypes[0]),
+        psi=rounded(rng.standard_normal((B, K, S, width)), dtypes[0]),
+        value=rounded(rng.standard_normal((B, K, S, V)), dtypes[1]),
+        key_bias=rounded(rng.standard_normal((B, K, S)), "float32") if biased else None,
+        ranges=(start, end),
+    )
+
+
+def expected(phi, psi, value, key_bias, ranges, scale):
+    """Output and log2-sum-exp2 in float64; 0 and -inf where a query sees nothing."""
+    group = phi.shape[1] // psi.shape[1]
+    psi, value = (np.repeat(side, group, axis=1) for side in (psi, value))
+    scores = np.einsum("bntr,bnsr->bnts", phi, psi)
+    if key_bias is not None:
+        scores = scores + np.repeat(key_bias, group, axis=1)[:, :, None, :]
+    keys, scores = np.arange(psi.shape[2]), scores * scale
+    for bound, hidden in zip(ranges, (np.less, np.greater_equal), strict=True):
+        if bound is not None:
+            scores = np.where(hidden(keys, bound[..., None]), -np.inf, scores)
+    top = np.maximum(scores.max(-1, keepdims=True), -1e30)
+    weights = np.exp2(scores - top)
+    total = weights.sum(-1, keepdims=True)
+    seen = total > 0
+    out = np.einsum("bnts,bnsv->bntv", weights, value) / np.where(seen, total, 1)
+    lse = np.where(seen, top + np.log2(np.where(seen, total, 1)), -np.inf)
+    return out, lse[..., 0]
+
+
+def run(arrays, mode, dtypes, scale, interpret):
+    """The kernel, jitted; and the compiled program."""
+    from regard.pool.wide_kernel import hopper
+
+    blocks = hopper.pick(*mode)
+    start, end = (None if bound is None else jnp.asarray(bound) for bound in arrays["ranges"])
+    bounds, T, S = None, arrays["phi"].shape[2], arrays["psi"].shape[2]
+    if start is not None or end is not None:
+        tile = blocks.queries * blocks.cluster
+        ranges = Ranges(start, end, (), None, None)
+        bounds = key_bounds(ranges, tile, blocks.keys, T, S, at_least_one=True)
+    bias = arrays["key_bias"]
+    tensors = (
+        *(jnp.asarray(arrays[name], dtypes[0]) for name in ("phi", "psi")),
+        jnp.asarray(arrays["value"], dtypes[1]),
+        None if bias is None else jnp.asarray(bias, jnp.float32),
+        (start, end),
+        bounds,
+    )
+    program = jax.jit(
+        functools.partial(hopper.forward, scale=scale, blocks=blocks, interpret=interpret)
+    )
+    return program(*tensors), lambda: program.lower(*tensors).compile().as_text()
+
+
+def assert_equals_float64(mode, mask, dtypes, interpret):
+    arrays, scale = make(mode, mask, dtypes), 0.7 * LOG2_E
+    (out, lse), text = run(arrays, mode, dtypes, scale, interpret)
+    if interpret is None:
+        assert re.search(r'custom_call_target="mosaic_gpu', text())
+    expected_out, expected_lse = expected(**arrays, scale=scale)
+    assert str(out.dtype) == dtypes[1]
+    assert lse.dtype == jnp.float32
+    assert_close(out, expected_out, DTYPES[dtypes[1]].forward, "out")
+    empty = expected_lse == -np.inf
+    np.testing.assert_array_equal(np.asarray(lse) == -np.inf, empty)
+    np.testing.assert_array_equal(np.asarray(out)[empty], 0)
+    np.testing.assert_allclose(np.asarray(lse)[~empty], expected_lse[~empty], atol=2e-5)
+
+
+def interpreter():
+    from jax.experimental.pallas import mosaic_gpu
+
+    return mosaic_gpu.InterpretGPUParams()
+
+
+EVERY_MASK = [(64, 64, False), (192, 64, True)]
+INTERPRETED = [(mode, "windows per head", ("bfloat16", "bfloat16")) for mode in MODES]
+INTERPRETED += [(mode, "none", ("float16", "float16")) for mode in MODES[::3]]
+INTERPRETED += [(mode, mask, ("float16", "bfloat16")) for mode in EVERY_MASK for mask in MASKS]
+ON_A_GPU = [
+    (mode, mask, dtypes)
+    for mode in MODES
+    for mask, dtypes in [(mask, ("bfloat16", "bfloat16")) for mask in MASKS]
+    + [("none", ("float16", "bfloat16")), ("lengths", ("float16", "float16"))]
+]
+
+
+def case_id(value):
+    return mode_id(value) if len(value) == 3 and isinstance(value[2], bool) else str(value)
+
+
+@in_an_interpreter
+@pytest.mark.parametrize(("mode", "mask", "dtypes"), INTERPRETED, ids=case_id)
+def test_in_an_interpreter(mode, mask, dtypes):
+    assert_equals_float64(mode, mask, dtypes, interpreter())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("mode", "mask", "dtypes"), ON_A_GPU, ids=case_id)
+def test_on_a_gpu(mode, mask, dtypes):
+    if jax.devices()[0].compute_capability != "9.0":
+        return  # another kernel's: test_pallas_contract.py
+    assert_equals_float64(mode, mask, dtypes, None)
+
+
+@in_an_interpreter
+def test_every_kernel_is_tested():
+    from regard.pool.wide_kernel.hopper import pick
+
+    widths, value_widths = (64, 128, 192, 1024), (64, 128, 192, 256)
+    picked = {pick(R, V, biased) for R in widths for V in value_widths for biased in (False, True)}
+    assert picked == {pick(*mode) for mode in MODES}
+
+
+# ---------------------------------------------------------------------------------------------
+# How WidePass calls it: padding, ranges, bias and scale, in sizes that fit no block.
+
+
+def pooled_by_wide_pass(monkeypatch, operands, mask, axes, scale):
+    """WidePass on Hopper, its kernel interpreted."""
+    from regard.pool.wide_kernel import hopper
+
+    interpreted = functools.partial(hopper.forward, interpret=interpreter())
+    monkeypatch.setattr(hopper, "forward", interpreted)
+    wide = WidePass(axes, jnp.dtype("bfloat16"), scale, 0.0, "hopper", None)
+    return wide.forward(operands, resolve(mask, None, axes), None, None)
+
+
+@in_an_interpreter
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        None,
+        Mask.window(9, 3),
+        Mask.lengths(np.resize([0, 40, 77, 13], (2, 4, 150)).astype(np.int32)),
+    ],
+    ids=["none", "window", "lengths"],
+)
+def test_any_size_through_wide_pass(mask, biased, monkeypatch):
+    B, T, S, N, K, R, V, scale = 2, 150, 77, 4, 2, 13, 5, 0.3
+    axes = Axes(4, B, T, S, N, K, R, R, V)
+    rng = np.random.default_rng(0)
+    phi, psi, value = (
+        rounded(rng.standard_normal(shape), "bfloat16")
+        for shape in ((B, N, T, R), (B, K, S, R), (B, K, S, V))
+    )
+    bias = rounded(rng.standard_normal((B, K, S)), "float32") if biased else None
+    out, lse = pooled_by_wide_pass(
+        monkeypatch,
+        WideOperands(
+            None,
+            *(jnp.asarray(side, jnp.bfloat16) for side in (phi, psi)),
+            None if bias is None else jnp.asarray(bias, jnp.float32),
+            jnp.asarray(value, jnp.bfloat16),
+        ),
+        mask,
+        axes,
+        scale,
+    )
+    allowed = resolve(mask, None, axes)
+    ranges = tuple(None if b is None else np.asarray(b) for b in (allowed.start, allowed.end))
+    over_scale = None if bias is None else bias / scale  # the bias is of the scaled scores
+    expected_out, expected_lse = expected(phi, psi, value, over_scale, ranges, scale * LOG2_E)
+    assert_close(out, expected_out, DTYPES["bfloat16"].forward, "out")
+    seen = expected_lse > -np.inf
+    np.testing.assert_array_equal(np.asarray(lse) > -np.inf, seen)
+    np.testing.assert_array_equal(np.asarray(out)[~seen], 0)
+    np.testing.assert_allclose(np.asarray(lse)[seen], expected_lse[seen], atol=2e-5)
+
+
+@in_an_interpreter
+def test_sines_are_float16_beside_values_of_bfloat16(monkeypatch):
+    """Features as wide as the values, of another dtype: the output cannot take their place."""
+    B, T, S, N, K, h, V, terms = 1, 40, 50, 2, 1, 6, 128, 8  # width 2Rh = 96
+    axes = Axes(4, B, T, S, N, K, h, h, V)
+    rng = np.random.default_rng(0)
+    x, y, value, amplitude = (
+        jnp.asarray(rng.standard_normal(shape), jnp.float32)
+        for shape in ((B, N, T, h), (B, K, S, h), (B, K, S, V), (B, N, terms, h))
+    )
+    expansion = SineExpansion(jnp.full((B, K, 1, h), 0.4, jnp.float32), amplitude * 0.3)
+    value = value.astype(jnp.bfloat16)
+    operands = WideOperands(expansion, x, y, None, value)
+    out, _ = pooled_by_wide_pass(monkeypatch, operands, None, axes, 1.0)
+    assert out.dtype == jnp.bfloat16
+    features = (expansion.query(x), expansion.key(y), value)
+    phi, psi, value = (np.asarray(side.astype(jnp.float32), np.float64) for side in features)
+    expected_out, _ = expected(phi, psi, value, None, (None, None), LOG2_E)
+    assert_close(out, expected_out, DTYPES["bfloat16"].forward, "out")
