@@ -59,9 +59,8 @@ def encode_numpy(config, p, source):
     x = p["target_embedding" if config.tie == "all" else "source_embedding"][source]
     for layer in range(config.encoder_layers):
         q = p["encoder"]["layers"][layer]
-        ahead, back = np.split(linear(q["input"], x), 2, axis=-1)
-        ahead = run(config.cell, ahead, q["forward_kernel"])
-        back = run(config.cell, back[::-1], q["backward_kernel"])[::-1]
+        ahead = run(config.cell, linear(q["forward"], x), q["forward_kernel"])
+        back = run(config.cell, linear(q["backward"], x)[::-1], q["backward_kernel"])[::-1]
         x = np.concatenate([ahead, back], axis=-1)
     return x, np.concatenate([ahead[-1], back[0]])
 
@@ -177,8 +176,8 @@ def test_step_by_step_is_teacher_forcing(name):
         state = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=1), model.start(memory))
         found = []
         for t in range(tokens.shape[1]):
-            state, *out = model.step(memory, state, tokens[:, t])
-            found.append(out)
+            state, readout, weights = model.step(memory, state, tokens[:, t])
+            found.append((model.logits(readout), weights))
         return found
 
     tokens = np.stack([BATCH.target_in, BATCH.target_in[:, ::-1]], axis=-1)

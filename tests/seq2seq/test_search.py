@@ -87,7 +87,7 @@ def found_tokens(found, row, place):
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_a_wide_beam_is_brute_force(alpha):
     """6 tokens and 3 places: 1 + 6 + 36 targets. A beam of 256 holds every extension of them."""
-    options = SearchOptions(beam=256, length_penalty=alpha, max_ratio=0.0, max_extra=3)
+    options = SearchOptions(beam=256, early_stop=False, length_penalty=alpha, max_ratio=0.0, max_extra=3)
     found = beam_search(MODEL, SOURCE, LENS, options, n_best=43)
     for row in range(3):
         expected = brute_force(row, 3, alpha)
@@ -200,10 +200,13 @@ def test_other_attentions_can_be_searched(attention):
 
 
 @pytest.mark.parametrize("k", [1, 7])
-def test_best_of_is_top_k(k):
-    logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, 5000)), jnp.float32)
-    for ours, theirs in zip(best_of(logits, k), jax.lax.top_k(logits, k), strict=True):
+@pytest.mark.parametrize("V", [12, 5000])
+def test_best_of_is_top_k(k, V):
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2, V)), jnp.float32)
+    values, tokens, log_total = best_of(logits, k)
+    for ours, theirs in zip((values, tokens), jax.lax.top_k(logits, k), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_allclose(log_total, jax.nn.logsumexp(logits, axis=-1), rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The k best tokens of a large vocabulary, quickly, also on a CPU.
+"""The k most probable tokens of a large vocabulary, quickly, also on a CPU.
 
 One pass takes the maximum of every block of 128 tokens. The k best are in the k blocks with the
 greatest maxima, so that only those are sorted.
@@ -11,30 +11,36 @@ from jax import Array
 BLOCK = 128
 
 
-def best_of(logits: Array, k: int) -> tuple[Array, Array]:
-    """The k greatest along the last axis, greatest first, and where they are.
+def best_of(logits: Array, k: int) -> tuple[Array, Array, Array]:
+    """The k greatest logits along the last axis, where they are, and log Σ exp of all.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> values, tokens = best_of(jnp.array([[0.5, 2.0, 1.0]]), 2)
-        >>> values.tolist(), tokens.tolist()
-        ([[2.0, 1.0]], [[1, 2]])
+        >>> values, tokens, log_total = best_of(jnp.array([[0.5, 2.0, 1.0]]), 2)
+        >>> values.tolist(), tokens.tolist(), log_total.round(4).tolist()
+        ([[2.0, 1.0]], [[1, 2]], [2.4644])
 
     Args:
-        logits: [..., V].
+        logits: [..., V]; where V is no multiple of 128, they are copied to be one.
         k: at most V.
 
     Returns:
-        [..., k] each; among equals in no particular order.
+        Values and tokens [..., k], the greatest first, among equals in no particular order; and
+        log Σ exp [...].
     """
     *lead, V = logits.shape
     count = -(-V // BLOCK)
+    rows = logits.reshape(-1, V)  # of more axes, XLA sorts all of it on a CPU, many times slower
+    if V % BLOCK:
+        rows = jnp.pad(rows, ((0, 0), (0, count * BLOCK - V)), constant_values=-jnp.inf)
+    blocks = rows.reshape(-1, count, BLOCK)
     if count <= 2 * k:
-        return jax.lax.top_k(logits, k)
-    padding = [(0, 0)] * len(lead) + [(0, count * BLOCK - V)]
-    blocks = jnp.pad(logits, padding, constant_values=-jnp.inf).reshape(*lead, count, BLOCK)
-    _, block = jax.lax.top_k(blocks.max(-1), k)  # [..., k]
-    inside = jnp.take_along_axis(blocks, block[..., None], axis=-2)  # [..., k, BLOCK]
-    values, place = jax.lax.top_k(inside.reshape(*lead, k * BLOCK), k)
-    tokens = jnp.take_along_axis(block, place // BLOCK, axis=-1) * BLOCK + place % BLOCK
-    return values, tokens
+        values, tokens = jax.lax.top_k(rows, k)
+    else:
+        _, block = jax.lax.top_k(blocks.max(-1), k)  # [rows, k]
+        inside = jnp.take_along_axis(blocks, block[:, :, None], axis=1)  # [rows, k, BLOCK]
+        values, place = jax.lax.top_k(inside.reshape(-1, k * BLOCK), k)
+        tokens = jnp.take_along_axis(block, place // BLOCK, axis=1) * BLOCK + place % BLOCK
+    total = jnp.exp(blocks - values[:, :1, None]).sum((1, 2))
+    log_total = values[:, 0] + jnp.log(total)
+    return values.reshape(*lead, k), tokens.reshape(*lead, k), log_total.reshape(lead)

@@ -22,9 +22,9 @@ from regard.seq2seq.recurrence import Cell, Times, cell_named, unroll
 class Encoder(nnx.Module):
     """Embedded source tokens to annotations, through layers of both directions.
 
-    Parameters, in each of `layers`: `input` (kernel (in, 2 · gates · encoder), bias), the products
-    of both directions with their inputs; `forward_kernel` and `backward_kernel` (encoder, gates ·
-    encoder).
+    Parameters, in each of `layers`: `forward` and `backward`, the products of the two directions
+    with their inputs (kernel (in, gates · encoder), bias); `forward_kernel` and `backward_kernel`
+    (encoder, gates · encoder), those with their states.
 
     Args:
         config: the model's.
@@ -68,7 +68,8 @@ class _Layer(nnx.Module):
     def __init__(self, config: Config, width: int, *, rngs: nnx.Rngs) -> None:
         self.config = config
         gates, H = cell_named(config.cell).gates, config.encoder
-        self.input = Linear(width, 2 * gates * H, dtype=config.compute_dtype, rngs=rngs)
+        self.forward = Linear(width, gates * H, dtype=config.compute_dtype, rngs=rngs)
+        self.backward = Linear(width, gates * H, dtype=config.compute_dtype, rngs=rngs)
         self.forward_kernel = nnx.Param(orthogonal_gates(rngs.params(), H, gates))
         self.backward_kernel = nnx.Param(orthogonal_gates(rngs.params(), H, gates))
 
@@ -76,15 +77,15 @@ class _Layer(nnx.Module):
         """[S, B, width] -> states [S, B, 2 · encoder], last states [B, 2 · encoder]."""
         config = self.config
         cell, dtype = cell_named(config.cell), config.compute_dtype
-        projected = self.input(inputs)  # [S, B, 2 · gates · H]
-        ahead, back = jnp.split(projected, 2, axis=-1)
-        start = cell.initial(jnp.zeros((inputs.shape[1], config.encoder), projected.dtype))
+        # Reversed, a sentence starts with its padding, over which the zero state passes.
+        ahead = self.forward(inputs)  # [S, B, gates · H]
+        back = self.backward(jnp.flip(inputs, 0))
+        start = cell.initial(jnp.zeros((inputs.shape[1], config.encoder), ahead.dtype))
         kernels = {
             "forward": self.forward_kernel[...].astype(dtype),
             "backward": self.backward_kernel[...].astype(dtype),
         }
-        # Reversed, a sentence starts with its padding, over which the zero state passes.
-        xs = (ahead, jnp.flip(back, 0), valid, jnp.flip(valid, 0))
+        xs = (ahead, back, valid, jnp.flip(valid, 0))
         step = functools.partial(_step, cell)
         last, (ahead, back) = unroll(step, kernels, None, (start, start), xs)
         states = jnp.concatenate([ahead, jnp.flip(back, 0)], axis=-1)

@@ -139,11 +139,9 @@ class Model(nnx.Module):
             tokens: [B, T], the previous token of each hypothesis.
 
         Returns:
-            The state, the logits [B, T, target_vocab], and the weights [B, T, S].
+            The state, the readouts [B, T, embedding], for `logits`, and the weights [B, T, S].
         """
-        embedded = _embed(self.target_embedding, tokens)
-        state, readout, weights = self.decoder.step(memory, state, embedded)
-        return state, self.logits(readout), weights
+        return self.decoder.step(memory, state, _embed(self.target_embedding, tokens))
 
     @property
     def output_kernel(self) -> Array:

@@ -26,7 +26,7 @@ def d_projected(
     """Pulls a stripe of d scores back through sum_h w_h tanh(x_h + y_h).
 
     Any sizes. Takes the memory of a transposed copy of g, and of a padded one each where q or S are
-    not multiples of 256; beside that, linear in q and S.
+    not multiples of 128; beside that, linear in q and S.
 
     Args:
         g: [E, q, S], or with `keys_first` [E, S, q]: d scores, zero where masked, any float dtype.

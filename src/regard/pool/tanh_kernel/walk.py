@@ -37,9 +37,9 @@ class WalkBlocks:
         warps: of Triton's compiler.
     """
 
-    kept: int = 256
+    kept: int = 128
     walked: int = 4
-    units: int = 4
+    units: int = 8
     warps: int = 1
 
 

@@ -56,10 +56,7 @@ class HopperBlocks:
 def pick(width: int, value_width: int, biased: bool) -> HopperBlocks:
     """Block shapes by the widths, as measured on an H200."""
     if width <= 128 and value_width <= 128:
-        wide = width > 64 or value_width > 64
-        return HopperBlocks(
-            128, stages=2, value_slots=2, cluster=2 if wide else 1, resident=True, turns=True
-        )
+        return HopperBlocks(128, stages=2, value_slots=2, resident=True, turns=True)
     slots = 2 if biased else 1
     if value_width <= 64:
         return HopperBlocks(256, stages=4 if slots == 1 else 3, cluster=2, value_slots=slots)
