@@ -11,9 +11,12 @@ import pytest
 from flax import nnx
 
 from regard.seq2seq.best_of import best_of
-from regard.seq2seq.search import SearchOptions, beam_search, force, greedy
+from regard.seq2seq import search
+from regard.seq2seq.search import beam_search, force, greedy
 from regard.seq2seq.vocabulary import BOS, EOS, PAD, UNK
 from seq2seq.tiny import CONFIG, VOCAB, random_model, some_batch
+
+SearchOptions = functools.partial(search.SearchOptions, dtype="float32")
 
 MODEL = random_model(seed=1, scale=0.8)
 BATCH = some_batch(rows=5, width=5, seed=2)
@@ -101,7 +104,9 @@ def test_a_wide_beam_is_brute_force(alpha):
 @pytest.mark.parametrize("beam", [2, 5])
 @pytest.mark.parametrize("alpha", [0.0, 1.5])
 def test_a_narrow_beam_is_the_plain_one(beam, alpha):
-    options = SearchOptions(beam=beam, length_penalty=alpha, max_ratio=1.0, max_extra=4)
+    options = SearchOptions(
+        beam=beam, length_penalty=alpha, max_ratio=1.0, max_extra=4, early_stop=False
+    )
     found = beam_search(MODEL, SOURCE, LENS, options)
     for row in range(4):
         expected = plain_beam(row, options)
@@ -182,10 +187,10 @@ def test_unknown_can_be_forbidden():
     graph, params = nnx.split(random_model(seed=1, scale=0.8))
     params["output_bias"][...] = params["output_bias"][...].at[UNK].set(30.0)
     model = nnx.merge(graph, params)
-    assert (np.asarray(beam_search(model, SOURCE, LENS).tokens) == UNK).any()
+    assert (np.asarray(beam_search(model, SOURCE, LENS, SearchOptions()).tokens) == UNK).any()
     options = SearchOptions(forbid_unknown=True)
-    for search in (beam_search, greedy):
-        found = search(model, SOURCE, LENS, options)
+    for find in (beam_search, greedy):
+        found = find(model, SOURCE, LENS, options)
         assert not (np.asarray(found.tokens) == UNK).any()
         assert not (np.asarray(found.tokens) == BOS).any()
 

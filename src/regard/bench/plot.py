@@ -145,4 +145,6 @@ def _time(ms: float, _position: int) -> str:
 
 
 def _memory(mib: float, _position: int) -> str:
-    return f"{mib / 1024:g} GiB" if mib >= 1024 else f"{mib:g} MiB"
+    if mib >= 1024:
+        return f"{mib / 1024:g} GiB"
+    return f"{mib:g} MiB" if mib >= 1 else f"{mib * 1024:g} KiB"

@@ -113,7 +113,7 @@ def series_table(terms: int, tolerance: float, limit: float) -> tuple[SineSeries
     widest = limit
     while fit(terms, widest * step).value_error <= tolerance:
         widest *= step
-    return tuple(fit(terms, widest * 2.0 ** (-j / 4)) for j in reversed(range(9)))
+    return tuple(fit(terms, widest * 2.0 ** (-j / 8)) for j in reversed(range(9)))
 
 
 def _frequencies(terms: int, half_period: float) -> np.ndarray:

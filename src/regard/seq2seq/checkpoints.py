@@ -5,6 +5,7 @@ it. What goes into them is training.py's business.
 """
 
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,8 +170,14 @@ class Store:
         self.path(step).rename(aside)
 
     def _remove_halves(self) -> None:
-        for path in self.folder.glob("*orbax-checkpoint-tmp*"):
-            shutil.rmtree(path, ignore_errors=True)
+        """Until none are left: when a save fails, Orbax's other threads go on for a moment."""
+        for _ in range(50):
+            halves = list(self.folder.glob("*orbax-checkpoint-tmp*"))
+            if not halves:
+                return
+            for path in halves:
+                shutil.rmtree(path, ignore_errors=True)
+            time.sleep(0.05)
 
 
 def _reason(error: Exception) -> str:

@@ -111,11 +111,11 @@ def _in_chunks(
     state = (jnp.zeros((), jnp.int32), zero, zero, sums if with_gradients else ())
     # Large chunks while they are full, then small ones, so that few rows are computed for nothing.
     for chunk, spare in ((large, large - 1), (SMALL, 0)):
-        state = jax.lax.while_loop(
-            lambda state, spare=spare: state[0] + spare < total,
-            functools.partial(body, chunk),
-            state,
-        )
+
+        def more_to_do(state: tuple, spare: int = spare) -> Array:
+            return state[0] + spare < total
+
+        state = jax.lax.while_loop(more_to_do, functools.partial(body, chunk), state)
     _, loss, nll, sums = state
     if not with_gradients:
         return (loss, nll), ()

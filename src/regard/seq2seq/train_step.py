@@ -143,12 +143,14 @@ def make_step(graph: Any, recipe: Recipe, parallel: DataParallel) -> Step:
         rng = jax.random.fold_in(seed, number)
         loss, nll, count, grads = everything(state.params, batch, rng)
         share = 1.0 / jnp.maximum(count, 1.0)
-        norm = share * optax.global_norm(grads)
+        squares = [jnp.sum(jnp.square(grad)) for grad in jax.tree.leaves(grads)]
+        norm = share * jnp.sqrt(sum(squares, jnp.zeros((), jnp.float32)))
         healthy = state.healthy & jnp.isfinite(loss) & jnp.isfinite(norm)
         # Mean and clipping are one factor, which melts into Adam's sums: no scaled copy is made.
         factor = share * jnp.minimum(1.0, recipe.clip_norm / jnp.maximum(norm, 1e-30))
         grads = jax.tree.map(lambda grad: jnp.where(healthy, grad * factor, 0.0), grads)
-        updates, moments = optimizer.update(grads, state.optimizer, state.params)
+        with jax.numpy_dtype_promotion("standard"):  # optax counts on it
+            updates, moments = optimizer.update(grads, state.optimizer, state.params)
         # A rate of 0 leaves the parameters as they are. To choose between old and new ones would
         # keep both, and copy them all.
         rate = jnp.where(healthy, rate, 0.0)

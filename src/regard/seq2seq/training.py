@@ -152,16 +152,8 @@ class _Run:
                 "Fix: Validation(batches, bleu=...), or stop_on='loss'."
             )
         self.config, self.recipe, self.data, self.folder = config, recipe, data, folder
-        self.progress = progress
+        self.validation, self.progress = validation, progress
         self.parallel = DataParallel(jax.local_devices() if devices is None else devices)
-        # Not in the loop: one program, so that the numbers are those of any other start.
-        model = nnx.jit(lambda: Model(config, rngs=nnx.Rngs(recipe.seed)))()
-        self.graph, params = nnx.split(model)
-        self.state = self._fresh(params)
-        self.step = make_step(self.graph, recipe, self.parallel)
-        self.validator = None
-        if validation is not None:
-            self.validator = Validator(self.graph, validation, self.parallel)
         self.place = _Place()
         self.pending: list[Measured] = []
         self.recent: deque[tuple[int, Any]] = deque(maxlen=recipe.log_every)
@@ -183,6 +175,7 @@ class _Run:
         self._agree("recipe.json", self.recipe, FREE)
         self.checkpoints = Store(self.folder / "checkpoints")
         self.best = Store(self.folder / "best")
+        self._build()
         found = self.checkpoints.load_latest(self.progress.warned)
         if found is not None:
             self._restore(found)
@@ -193,6 +186,18 @@ class _Run:
         self.progress.started(
             Plan(recipe.epochs, steps, recipe.max_steps, count, self.parallel.count, place.step)
         )
+
+    def _build(self) -> None:
+        """The initial state and the programs; nothing is compiled yet but the initializers."""
+        config, recipe = self.config, self.recipe
+        model = nnx.jit(lambda: Model(config, rngs=nnx.Rngs(recipe.seed)))()
+        self.graph, params = nnx.split(model)
+        moments = optimizer_of(recipe).init(params)
+        self.state = self.parallel.replicate(TrainState(params, moments, jnp.array(True)))
+        self.step = make_step(self.graph, recipe, self.parallel)
+        self.validator = None
+        if self.validation is not None:
+            self.validator = Validator(self.graph, self.validation, self.parallel)
 
     def _agree(self, name: str, mine: Config | Recipe, free: Iterable[str]) -> None:
         """Writes the file; where it is there already, it has to say the same."""
@@ -220,10 +225,6 @@ class _Run:
         if self.place.reason and self._ended() is None:
             self.place.reason = None  # it is asked to go on after all: more epochs, say
         self.data.restore(found.meta["data"])
-
-    def _fresh(self, params: Any) -> TrainState:
-        moments = optimizer_of(self.recipe).init(params)
-        return self.parallel.replicate(TrainState(params, moments, jnp.array(True)))
 
     # Going -----------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from regard.pool.wide_kernel.tile import LOG2_E, TilePass
 from regard.score.contract import matmul_precision, repeat_heads
 from regard.shapes import Axes
 
+SHARE = 4  # of a stripe's bytes: pull.py turns d scores, and keeps both
 BLOCKS = Blocks(64, 64, warps=4, stages=2)  # what tile.py's layout of a tile asks for
 
 
@@ -108,7 +109,7 @@ class TanhPass:
             d_value = found.value.reshape(*heads, *found.value.shape[2:]).sum(2)
             return d_x.reshape(*x.shape), (*sums, d_vector, d_value)
 
-        rows_at_a_time = stripe_rows(axes, static.blocks.queries, static.S, self.dtype)
+        rows_at_a_time = stripe_rows(axes, static.blocks.queries, static.S, self.dtype, SHARE)
         d_x, (d_y, d_vector, d_value) = run_stripes(static, arrays, rows_at_a_time, stripe)
         d_vector = d_vector.reshape(axes.B, axes.N, -1).sum(0)
         return TanhRows(
@@ -122,7 +123,7 @@ class TanhPass:
         axes, blocks = self.axes, self.forced or BLOCKS
         T, S = round_up(axes.T, blocks.queries), round_up(axes.S, blocks.keys)
         if backward:
-            T = round_up(axes.T, stripe_rows(axes, blocks.queries, S, self.dtype))
+            T = round_up(axes.T, stripe_rows(axes, blocks.queries, S, self.dtype, SHARE))
         return TilePass(
             TanhScore(interpret=self.interpret),
             blocks,

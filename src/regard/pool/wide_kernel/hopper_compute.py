@@ -229,7 +229,7 @@ class _Worker:
     def _bias(self, ik: Array) -> Array:
         slot = slot_of(ik - self.place.visits[0], self.plan.blocks.value_slots)
         mgpu.barrier_wait(self.memory.bias_ready.at[slot])
-        bias = mgpu.load(self.memory.bias.at[slot], layout=PER_KEY)
+        bias = mgpu.load(self.memory.bias.at[slot], layout=PER_KEY)  # type: ignore[call-arg]
         tile = lax.broadcast_in_dim(bias, (ROWS, self.plan.blocks.keys), [1])
         return mgpu.layout_cast(tile, TILE)
 
@@ -252,7 +252,7 @@ class _Worker:
         example = 0 if shape[0] == 1 else self.place.example
         head = 0 if shape[1] == 1 else self.place.head
         own = self.refs[name].at[example, head, self.rows]
-        return mgpu.load(own, layout=PER_ROW, optimized=False)
+        return mgpu.load(own, layout=PER_ROW, optimized=False)  # type: ignore[call-arg]
 
     def _take_turn(self) -> None:
         if self.plan.blocks.turns:

@@ -82,10 +82,10 @@ def pad_rows_back(
     )
 
 
-def stripe_rows(axes: Axes, block: int, S: int, dtype: Any) -> int:
-    """Queries whose d scores fit STRIPE_BYTES, in whole blocks; all of them where they fit."""
+def stripe_rows(axes: Axes, block: int, S: int, dtype: Any, share: int = 1) -> int:
+    """Queries whose d scores fit a share of STRIPE_BYTES, in whole blocks; all where they fit."""
     per_row = axes.B * axes.N * S * jnp.dtype(dtype).itemsize
-    fitting = max(block, STRIPE_BYTES // per_row // block * block)
+    fitting = max(block, STRIPE_BYTES // share // per_row // block * block)
     stripes = -(-axes.T // fitting)
     return round_up(-(-axes.T // stripes), block)
 
