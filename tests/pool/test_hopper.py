@@ -5,6 +5,7 @@ as it is.
 """
 
 import functools
+import os
 import re
 
 import jax
@@ -23,16 +24,18 @@ from regard.shapes import Axes
 
 LOG2_E = 1.4426950408889634
 
+# The interpreter runs every warpgroup as a thread, and with two cores some runs of it never end, on
+# JAX 0.11.2 and 0.12: it is for whoever works on these kernels, not for every run of the suite.
 in_an_interpreter = pytest.mark.skipif(
-    jax.__version_info__ < MOSAIC_SINCE,
-    reason=f"JAX {jax.__version__} has no interpreter of Mosaic GPU kernels: 0.11 has",
+    jax.__version_info__ < MOSAIC_SINCE or not os.environ.get("REGARD_INTERPRET_MOSAIC"),
+    reason="the interpreter of Mosaic GPU kernels needs JAX 0.11 and REGARD_INTERPRET_MOSAIC=1",
 )
 
 # (width, value width, key bias): one for each kernel, as test_every_kernel_is_tested makes sure.
 MODES = [
     (64, 64, False),  # narrow, and the output leaves through the place of the features
     (64, 64, True),
-    (64, 128, False),  # narrow, two blocks share their keys
+    (64, 128, False),
     (128, 128, True),
     (192, 64, False),  # wide: a ring of chunks
     (192, 64, True),
@@ -67,7 +70,7 @@ def _draw(rng, high, *shape):
     return rng.integers(0, high, shape)
 
 
-def make(mode, mask, dtypes, T, S=512):
+def make(mode, mask, dtypes, T, S):
     """Arrays of a mode by the names of hopper.forward, two query heads over one key head."""
     (width, V, biased), (B, N, K) = mode, (2, 2, 1)
     rng = np.random.default_rng((width, V, biased))
@@ -104,7 +107,7 @@ def expected(phi, psi, value, key_bias, ranges, scale):
     return out, lse[..., 0]
 
 
-def run(arrays, mode, dtypes, scale, interpret):
+def run(arrays, mode, dtypes, scale, splits, interpret):
     """The kernel, jitted; and the compiled program."""
     from regard.pool.wide_kernel import hopper
 
@@ -123,15 +126,14 @@ def run(arrays, mode, dtypes, scale, interpret):
         (start, end),
         bounds,
     )
-    program = jax.jit(
-        functools.partial(hopper.forward, scale=scale, blocks=blocks, interpret=interpret)
-    )
+    static = dict(scale=scale, blocks=blocks, splits=splits, interpret=interpret)
+    program = jax.jit(functools.partial(hopper.forward, **static))
     return program(*tensors), lambda: program.lower(*tensors).compile().as_text()
 
 
-def assert_equals_float64(mode, mask, dtypes, interpret):
-    arrays, scale = make(mode, mask, dtypes, T=512 if interpret is None else 256), 0.7 * LOG2_E
-    (out, lse), text = run(arrays, mode, dtypes, scale, interpret)
+def assert_equals_float64(mode, mask, dtypes, interpret, splits=1, S=512):
+    arrays, scale = make(mode, mask, dtypes, 512 if interpret is None else 256, S), 0.7 * LOG2_E
+    (out, lse), text = run(arrays, mode, dtypes, scale, splits, interpret)
     if interpret is None:
         assert re.search(r'custom_call_target="mosaic_gpu', text())
     expected_out, expected_lse = expected(**arrays, scale=scale)
@@ -181,6 +183,48 @@ def test_on_a_gpu(mode, mask, dtypes):
     if jax.devices()[0].compute_capability != "9.0":
         return  # another kernel's: test_pallas_contract.py
     assert_equals_float64(mode, mask, dtypes, None)
+
+
+# Keys cut into parts that are merged afterwards; three parts of four key blocks are not alike.
+SPLIT = [
+    ((64, 64, False), "none", 3, 512),
+    ((64, 64, True), "windows per head", 3, 512),
+    ((192, 64, False), "nothing", 2, 512),
+    ((192, 256, True), "lengths", 4, 512),
+]
+
+
+@in_an_interpreter
+@pytest.mark.parametrize(("mode", "mask", "splits", "S"), SPLIT)
+def test_splits_in_an_interpreter(mode, mask, splits, S):
+    assert_equals_float64(mode, mask, ("float16", "bfloat16"), interpreter(), splits, S)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("mode", "mask", "splits", "S"),
+    SPLIT + [((1024, 64, False), mask, 4, 4096) for mask in MASKS],
+)
+def test_splits_on_a_gpu(mode, mask, splits, S):
+    if jax.devices()[0].compute_capability == "9.0":
+        assert_equals_float64(mode, mask, ("float16", "bfloat16"), None, splits, S)
+
+
+@in_an_interpreter
+@pytest.mark.parametrize(
+    ("shape", "key_blocks", "expected"),
+    [
+        ((8, 1, 4096, 768), 16, 1),  # as many programs as there is room for, their features too
+        ((8, 1, 4096, 3072), 32, 4),  # 132 blocks of 128 queries: 99 MiB of features
+        ((1, 1, 256, 64), 64, 8),  # two programs: at most 8 parts
+        ((1, 1, 256, 64), 8, 2),  # at least 4 key blocks to a part
+        ((1, 1, 256, 64), 3, 1),
+    ],
+)
+def test_picks_splits(shape, key_blocks, expected):
+    from regard.pool.wide_kernel.hopper import pick, pick_splits
+
+    assert pick_splits(pick(shape[-1], 64, False), shape, key_blocks) == expected
 
 
 @in_an_interpreter

@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from regard.seq2seq.batches import Batch
@@ -44,12 +45,12 @@ def random_model(config: Config = CONFIG, seed: int = 0, scale: float = 0.5) -> 
     """All parameters random, the biases too."""
     graph, params = _shapes(config)
     draw = np.random.default_rng(seed)
-    return nnx.merge(
-        graph,
-        jax.tree.map(
-            lambda x: jnp.asarray(scale * draw.normal(size=x.shape) + 0.01, x.dtype), params
-        ),
-    )
+
+    def drawn(like):
+        centre = 0.0 if like.shape else 1.0  # a Gaussian's width
+        return jnp.asarray(centre + scale * draw.normal(size=like.shape), like.dtype)
+
+    return nnx.merge(graph, jax.tree.map(drawn, params))
 
 
 @functools.cache
@@ -64,3 +65,10 @@ def some_batch(rows: int = 4, width: int = 6, seed: int = 0, vocab: int = VOCAB)
     lens[0] = 0  # nothing but <eos>
     pairs = [tuple(draw.integers(4, vocab, size=n).tolist() for n in pair) for pair in lens]
     return Batch.of(pairs, rows=rows, width=width)
+
+
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """Programs that run for milliseconds: what counts is how long they compile."""
+    with jax.disable_most_optimizations(True):
+        yield

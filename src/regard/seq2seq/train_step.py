@@ -74,7 +74,7 @@ class DataParallel:
     """
 
     def __init__(self, devices: Sequence[jax.Device]) -> None:
-        self.count = len(devices)
+        self.devices, self.count = list(devices), len(devices)
         self.mesh = Mesh(np.array(devices), ("data",))
 
     def share(self, batch: Any) -> Any:

@@ -382,7 +382,8 @@ class _Run:
 
     def _sample(self) -> Sample:
         batch = cast(Validator, self.validator).first()
-        model = nnx.merge(self.graph, self.state.params)
+        params = jax.device_put(self.state.params, self.parallel.devices[0])
+        model = nnx.merge(self.graph, params)
         one = slice(0, 1)
         found = beam_search(
             model, batch.source[one], batch.source_lens[one], SearchOptions(), n_best=1
@@ -443,7 +444,7 @@ class _Run:
                 score = self._score(loss, bleu)
                 scored.append((score, choice, candidate, loss, bleu))
             _, averaged, params, loss, bleu = max(scored, key=lambda entry: entry[0])
-        model = nnx.merge(self.graph, params)
+        model = nnx.merge(self.graph, jax.device_put(params, self.parallel.devices[0]))
         save_model(self.folder / "model", model)
         return Result(model, last, place.step, place.epoch, loss, bleu, sorted(averaged), reason)
 

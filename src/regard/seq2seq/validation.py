@@ -18,8 +18,7 @@ class Validation:
     """What to validate on.
 
     Attributes:
-        batches: gives the same batches each time it is iterated: a list of `Batch`, or
-            `Batches(..., shuffle=False)`.
+        batches: a list of `Batch`, or `Batches(..., shuffle=False)`; read once, and kept.
         bleu: translations as lists of token ids without <eos>, in the order of the pairs, to a
             score, the higher the better; None: no translations are made.
         search: how to translate; beam=1 is greedy.
@@ -44,8 +43,14 @@ def translate_batches(
         In the order of the pairs where the batches know it (`with_indices`), otherwise in the
         order in which they come; rows of padding are left out.
     """
+    return _translate(model, _indexed(batches), search)
+
+
+def _translate(
+    model: Model, indexed: Iterable[tuple[np.ndarray, Any]], search: SearchOptions
+) -> list[list[int]]:
     found: list[tuple[int, list[int]]] = []
-    for indices, batch in _indexed(batches):
+    for indices, batch in indexed:
         if search.beam == 1:
             best = greedy(model, batch.source, batch.source_lens, search)
         else:
@@ -75,6 +80,9 @@ class Validator:
 
     def __init__(self, graph: Any, validation: Validation, parallel: DataParallel) -> None:
         self.graph, self.validation, self.parallel = graph, validation, parallel
+        self.indexed = list(_indexed(validation.batches))
+        if not self.indexed:
+            raise ValueError("a validation needs batches. Got none.")
 
         def sums(params: Any, batch: Any, rng: None) -> Any:
             _, nll, count = nnx.merge(graph, params).loss(batch)
@@ -84,21 +92,22 @@ class Validator:
 
     def __call__(self, params: Any) -> tuple[float, float | None]:
         """−log p per token, and BLEU or None."""
-        sums = [
-            self._sums(params, self.parallel.share(batch), None)
-            for _, batch in _indexed(self.validation.batches)
-        ]
+        batches = (self.parallel.share(batch) for _, batch in self.indexed)
+        sums = [self._sums(params, batch, None) for batch in batches]
         nll, count = (sum(float(part) for part in parts) for parts in zip(*sums, strict=True))
         bleu = None
         if self.validation.bleu is not None:
+            # On one device: search is no part of what they share.
+            params = jax.device_put(params, self.parallel.devices[0])
             model = nnx.merge(self.graph, params)
-            translations = translate_batches(model, self.validation.batches, self.validation.search)
-            bleu = float(self.validation.bleu(translations))
-        return float(nll / max(count, 1.0)), bleu
+            bleu = float(
+                self.validation.bleu(_translate(model, self.indexed, self.validation.search))
+            )
+        return nll / max(count, 1.0), bleu
 
     def first(self) -> Any:
         """A batch to sample a translation from."""
-        return next(_indexed(self.validation.batches))[1]
+        return self.indexed[0][1]
 
 
 def _indexed(batches: Any) -> Iterator[tuple[np.ndarray, Any]]:
