@@ -15,7 +15,9 @@ def seed_words(rng: Array) -> Array:
     return jax.random.bits(rng, (2,), jnp.uint32)
 
 
-def keep_scale(seed: Array | tuple[Array, Array], row: Array, key: Array, rate: float, dtype: jnp.dtype) -> Array:
+def keep_scale(
+    seed: Array | tuple[Array, Array], row: Array, key: Array, rate: float, dtype: jnp.dtype
+) -> Array:
     """1/(1-rate) where a weight is kept and 0 where it is dropped.
 
     Args:
