@@ -1,0 +1,32 @@
+"""Memory that a CPU program has freed, kept for the next step instead of given back.
+
+XLA allocates each step's scratch memory anew. The C library returns so large a piece to the
+operating system when it is freed, and every step then waits for its pages to be made: a tenth of
+the time of training on two cores.
+"""
+
+import ctypes
+import sys
+
+# mallopt's parameters, as in <malloc.h>.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
+
+
+def keep_freed_memory() -> bool:
+    """Tells the C library to keep what is freed; the process stays as large as it ever was.
+
+    For a program that trains, as its first act: it has no effect on threads that have allocated
+    memory before, so call it before JAX is used.
+
+    Returns:
+        Whether it could be done: on Linux with glibc.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library
+        return False
+    settings = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 2**31 - 1, _TOP_PAD: 64 << 20, _ARENA_MAX: 1}
+    done = [mallopt(name, value) == 1 for name, value in settings.items()]
+    return all(done)

@@ -1,0 +1,384 @@
+"""The model against NumPy in float64, one sentence and one step at a time; its padding, dtypes,
+dropout, and the parts that make it quick."""
+
+import dataclasses
+import functools
+import importlib
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import oracle
+from regard.seq2seq.config import Config
+from regard.seq2seq.cross_entropy import cross_entropy
+from regard.seq2seq.dropout import drop
+from regard.seq2seq.model import Model
+from regard.seq2seq.recurrence import unroll
+from seq2seq.tiny import (  # noqa: F401, a fixture
+    CONFIG,
+    CONFIGS,
+    quick_compilation,
+    random_model,
+    some_batch,
+)
+
+BATCH = some_batch()
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+# ---------------------------------------------------------------------------------------------
+# The same in NumPy.
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def linear(p, x):
+    return x @ p["kernel"] + p.get("bias", 0)
+
+
+def advance(cell, x, recurrent, state):
+    if cell == "gru":
+        (xr, xz, xn), (hr, hz, hn) = np.split(x, 3), np.split(recurrent, 3)
+        r, z = sigmoid(xr + hr), sigmoid(xz + hz)
+        n = np.tanh(xn + r * hn)
+        return ((1 - z) * n + z * state[0],)
+    i, f, o, g = np.split(x + recurrent, 4)
+    c = sigmoid(f + 1) * state[1] + sigmoid(i) * np.tanh(g)
+    return (sigmoid(o) * np.tanh(c), c)
+
+
+def run(cell, x, kernel):
+    """States after each input, [S, H]."""
+    state = (np.zeros(kernel.shape[0]),) * 2
+    states = []
+    for row in x:
+        state = advance(cell, row, state[0] @ kernel, state)
+        states.append(state[0])
+    return np.stack(states)
+
+
+def encode_numpy(config, p, source):
+    x = p["target_embedding" if config.tie == "all" else "source_embedding"][source]
+    for layer in range(config.encoder_layers):
+        q = p["encoder"]["layers"][layer]
+        ahead = run(config.cell, linear(q["forward"], x), q["forward_kernel"])
+        back = run(config.cell, linear(q["backward"], x)[::-1], q["backward_kernel"])[::-1]
+        x = np.concatenate([ahead, back], axis=-1)
+    return x, np.concatenate([ahead[-1], back[0]])
+
+
+def weights_numpy(config, p, query, annotations):
+    score = {
+        "additive": oracle.Additive,
+        "gaussian": oracle.Gaussian,
+        "bilinear": oracle.Bilinear,
+        "dot": oracle.Dot,
+    }[config.attention](p)
+    scores = score.scores(p, query, annotations)
+    weights = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+def run_numpy(model, source, target_in):
+    """logits [T, V] and weights [T, S] of one sentence without padding."""
+    config = model.config
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(model)))
+    annotations, last = encode_numpy(config, p, source)
+    d = p["decoder"]
+    first = np.tanh(linear(d["initial"], annotations.mean(0)))
+    state = [(first, np.zeros_like(first)) for _ in range(config.decoder_layers)]
+    logits, looks = [], []
+    for token in target_in:
+        y = p["target_embedding"][token]
+        weights, context = np.zeros(len(source)), last
+        if config.attention != "none":
+            learned = d.get("attention", {}).get("score", {})
+            weights = weights_numpy(config, learned, state[-1][0], annotations)
+            context = weights @ annotations
+        x = linear(d["input"], y) + linear(d["context"], context)
+        for layer in range(config.decoder_layers):
+            if layer:
+                x = linear(d["upper"][layer - 1], state[layer - 1][0])
+            kernel = d["recurrent_kernels"][layer]
+            state[layer] = advance(config.cell, x, state[layer][0] @ kernel, state[layer])
+        readout = np.tanh(
+            linear(d["from_state"], state[-1][0])
+            + linear(d["from_embedding"], y)
+            + linear(d["from_context"], context)
+        )
+        table = p["output_embedding" if config.tie == "none" else "target_embedding"]
+        logits.append(table @ readout + p["output_bias"])
+        looks.append(weights)
+    return np.array(logits), np.array(looks)
+
+
+# ---------------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(graph, params, batch):
+    """All at once, and step by step for two hypotheses, of which the first is the target."""
+    model = nnx.merge(graph, params)
+    memory = model.encode(batch.source, batch.source_lens)
+    readout, weights = model.decode(memory, batch.target_in, return_weights=True)
+    state = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=1), model.start(memory))
+    tokens = jnp.stack([batch.target_in, batch.target_in[:, ::-1]], axis=-1)  # [B, T, 2]
+
+    def step(state, tokens):
+        state, readout, weights = model.step(memory, state, tokens)
+        return state, (model.logits(readout)[:, 0], weights[:, 0])
+
+    _, stepped = jax.lax.scan(step, state, tokens.swapaxes(0, 1))
+    return (model.logits(readout), weights), tuple(x.swapaxes(0, 1) for x in stepped)
+
+
+def forward(model, batch):
+    """logits [B, T, V] and weights [B, T, S], twice: all at once, and step by step."""
+    return _forward(*nnx.split(model), batch)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_model_is_its_definition(name):
+    """With teacher forcing, and in steps as search takes them."""
+    model = random_model(CONFIGS[name])
+    for logits, weights in forward(model, BATCH):
+        for row in range(BATCH.source.shape[0] - 1):  # the last is padding
+            S, T = BATCH.source_lens[row], BATCH.target_lens[row]
+            expected = run_numpy(model, BATCH.source[row, :S], BATCH.target_in[row, :T])
+            np.testing.assert_allclose(logits[row, :T], expected[0], atol=2e-5)
+            np.testing.assert_allclose(weights[row, :T, :S], expected[1], atol=5e-6)
+            np.testing.assert_array_equal(weights[row, :, S:], 0)
+        assert np.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("name", ["additive", "gaussian", "deep lstm, fixed"])
+def test_every_parameter_matters(name):
+    """The twin of the test above: a parameter that nobody read would pass it."""
+    graph, params = nnx.split(random_model(CONFIGS[name]))
+    grads = _gradient(graph, params, BATCH)
+    for path, grad in jax.tree.leaves_with_path(grads):
+        assert float(jnp.abs(grad).max()) > 0, path
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _loss(graph, params, batch, rng):
+    return nnx.merge(graph, params).loss(batch, rng=rng)
+
+
+def loss_of(model, batch, rng=None):
+    """loss, -log p and count."""
+    return _loss(*nnx.split(model), batch, rng)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _gradient(graph, params, batch):
+    return jax.grad(lambda params: nnx.merge(graph, params).loss(batch, smoothing=0.1)[0])(params)
+
+
+@pytest.mark.parametrize("name", ["additive", "none"])
+def test_padding_changes_nothing(name):
+    """Wider, with more rows of padding, and with ids where there should be none."""
+    model = random_model(CONFIGS[name])
+
+    def wider(array, to=9):
+        out = np.full((array.shape[0] + 2, to), 7, array.dtype)
+        out[: array.shape[0], : array.shape[1]] = array
+        return out
+
+    more = dataclasses.replace(
+        BATCH,
+        **{name: wider(getattr(BATCH, name)) for name in ("source", "target_in", "target_out")},
+        source_lens=np.append(BATCH.source_lens, [0, 0]),
+        target_lens=np.append(BATCH.target_lens, [0, 0]),
+    )
+    graph, params = nnx.split(model)
+    losses = [loss_of(model, batch) for batch in (BATCH, more)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+    grads = [_gradient(graph, params, batch) for batch in (BATCH, more)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-3), *grads)
+
+
+def test_the_gradient_is_autodiffs(monkeypatch):
+    """Every hand-written backward pass against JAX's own of the same function."""
+    config = dataclasses.replace(CONFIG, encoder_layers=2, decoder_layers=2)
+    graph, params = nnx.split(random_model(config))
+    ours = _gradient(graph, params, BATCH)
+    for module, name in (
+        ("encoder", "unroll"),
+        ("decoder", "unroll"),
+        ("recurrence", "_gru"),
+        ("look", "_additive"),
+        ("model", "cross_entropy"),
+    ):
+        module = importlib.import_module(f"regard.seq2seq.{module}")
+        monkeypatch.setattr(module, name, getattr(module, name).fun)
+    theirs = jax.jit(_gradient.__wrapped__, static_argnums=0)(graph, params, BATCH)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-4), ours, theirs)
+
+
+def test_unroll_differentiates_as_scan_does():
+    draw = np.random.default_rng(0)
+    kernels = {name: jnp.asarray(draw.normal(size=(4, 4)) / 2) for name in "ab"}
+    shared = jnp.asarray(draw.normal(size=4))
+    carry, xs = jnp.asarray(draw.normal(size=(3, 4))), jnp.asarray(draw.normal(size=(5, 3, 4)))
+
+    def step(times, shared, carry, x):
+        carry = jnp.tanh(times("a", carry) * shared[None] + x)
+        return carry, times("b", carry * x)
+
+    def by_scan(kernels, shared, carry, xs):
+        def body(carry, x):
+            return step(lambda name, left: left @ kernels[name], shared, carry, x)
+
+        return jax.lax.scan(body, carry, xs)
+
+    def total(run, *arguments):
+        carry, ys = run(*arguments)
+        return (ys**2).sum() + carry.sum()
+
+    arguments = (kernels, shared, carry, xs)
+    ours, theirs = (
+        jax.value_and_grad(functools.partial(total, run), argnums=(0, 1, 2, 3))(*arguments)
+        for run in (functools.partial(unroll, step), by_scan)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, theirs)
+
+
+def test_unroll_refuses_a_kernel_used_twice():
+    def step(times, shared, carry, x):
+        return times("a", times("a", carry)), None
+
+    kernels = {"a": jnp.eye(2, dtype=jnp.float32)}
+    zeros = jnp.zeros((1, 2), jnp.float32)
+    with pytest.raises(ValueError, match="each kernel once; 'a' is used twice"):
+        jax.grad(lambda k: unroll(step, k, None, zeros, jnp.zeros(3))[0].sum())(kernels)
+
+
+@pytest.mark.parametrize("chunk", [64, 128, 1 << 20])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_is_its_definition(chunk, smoothing, monkeypatch):
+    """In chunks and whole; NaN in what does not count reaches nothing."""
+    N, E, V = 300, 5, 11
+    monkeypatch.setattr("regard.seq2seq.cross_entropy._AT_ONCE", {"cpu": chunk * V})
+    draw = np.random.default_rng(0)
+    readout, kernel = draw.normal(size=(N, E)), draw.normal(size=(V, E))
+    bias, labels, counts = draw.normal(size=V), draw.integers(0, V, N), draw.random(N) < 0.7
+
+    def expected(readout, kernel, bias):
+        log_p = jax.nn.log_softmax(readout @ kernel.T + bias[None], axis=-1)
+        nll = -log_p[jnp.arange(N), labels]
+        loss = (1 - smoothing) * nll - smoothing * log_p.mean(-1)
+        return jnp.where(counts, loss, 0).sum(), jnp.where(counts, nll, 0).sum()
+
+    spoiled = np.where(counts[:, None], readout, np.nan)
+    arrays = (jnp.asarray(spoiled), jnp.asarray(kernel), jnp.asarray(bias))
+    ours = jax.jit(lambda *a: cross_entropy(*a, jnp.asarray(labels), counts, smoothing))
+    np.testing.assert_allclose(ours(*arrays), expected(readout, kernel, bias), rtol=1e-5)
+    grads = jax.grad(lambda *a: 3.0 * ours(*a)[0], argnums=(0, 1, 2))(*arrays)
+    wanted = jax.grad(lambda *a: 3.0 * expected(*a)[0], argnums=(0, 1, 2))(readout, kernel, bias)
+    for ours, theirs in zip(grads, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_dropout_drops_its_share_and_keeps_the_mean():
+    x = drop(jnp.ones((300, 301), jnp.float32), 0.3, jax.random.key(0))
+    kept = np.asarray(x) > 0
+    np.testing.assert_allclose(1 - kept.mean(), 0.3, atol=0.01)
+    np.testing.assert_allclose(x.mean(), 1.0, atol=0.01)
+    assert len(np.unique(x)) == 2
+    assert not (np.asarray(x)[1:] == np.asarray(x)[:-1]).all()
+
+
+@pytest.mark.parametrize("place", ["embedding", "annotation", "output", "target", "layer"])
+def test_dropout_is_on_where_there_is_an_rng_and_only_there(place):
+    config = CONFIGS["deep"] if place == "layer" else CONFIG
+    model = random_model(dataclasses.replace(config, **{f"{place}_dropout": 0.5}))
+    noisy = [float(loss_of(model, BATCH, jax.random.key(seed))[0]) for seed in range(2)]
+    assert noisy[0] != noisy[1]
+    still = [model, random_model(config)]
+    np.testing.assert_array_equal(*(loss_of(each, BATCH) for each in still))
+
+
+def test_bfloat16_is_near_float32():
+    config = dataclasses.replace(CONFIG, dtype="bfloat16")
+    exact, _, count = loss_of(random_model(), BATCH)
+    near, _, _ = loss_of(random_model(config), BATCH)
+    np.testing.assert_allclose(near / count, exact / count, rtol=0.03)
+    assert float(near) != float(exact)
+    grads = _gradient(*nnx.split(random_model(config)), BATCH)
+    assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
+
+
+def test_weights_are_wanted_or_not_the_readouts_are_the_same():
+    graph, params = nnx.split(random_model())
+
+    @jax.jit
+    def both(params):
+        model = nnx.merge(graph, params)
+        memory = model.encode(BATCH.source, BATCH.source_lens)
+        return model.decode(memory, BATCH.target_in), model.decode(
+            memory, BATCH.target_in, return_weights=True
+        )
+
+    (plain, nothing), (looked, _) = both(params)
+    assert nothing is None
+    np.testing.assert_allclose(plain, looked, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(decoder=0), "decoder must be at least 1. Got 0"),
+        (dict(source_vocab=4), "source_vocab must count at least pad, unk, bos, eos and one"),
+        (dict(attention="dots"), "attention must be one of 'additive', 'dot'"),
+        (dict(output_dropout=1.0), r"output_dropout must be in \[0, 1\). Got 1.0"),
+        (dict(attention="dot", decoder=10), "Got decoder 10, encoder 4. Fix: decoder=8"),
+        (
+            dict(tie="all", source_vocab=10),
+            "one vocabulary for both languages. Got source_vocab 10",
+        ),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **changes)
+
+
+def test_a_configuration_survives_its_json():
+    config = CONFIGS["deep lstm, fixed"]
+    assert Config.from_json(config.to_json()) == config
+    with pytest.raises(ValueError, match=r"unknown fields \['color'\], missing fields \['target_v"):
+        Config.from_json('{"color": 1, "source_vocab": 9}')
+    with pytest.raises(ValueError, match="here is not JSON"):
+        Config.from_json("{", "here")
+
+
+def test_keys_are_projected_once_and_not_per_step():
+    """The program of a longer target has no more products with the key kernel."""
+    config = dataclasses.replace(CONFIG, attention_width=7)  # 8 -> 7: no other kernel is so
+    graph, params = nnx.split(Model(config, rngs=nnx.Rngs(0)))
+
+    def inside(jaxpr):
+        """Products with a [8, 7] kernel, by whether they are in a loop."""
+        loose, looped = 0, 0
+        for eqn in jaxpr.eqns:
+            shapes = [getattr(v.aval, "shape", None) for v in eqn.invars]
+            if eqn.primitive.name == "dot_general" and (8, 7) in shapes:
+                loose += 1
+            for sub in jax.extend.core.jaxprs_in_params(eqn.params):
+                here = inside(sub)
+                if eqn.primitive.name in ("scan", "while"):
+                    looped += sum(here)
+                else:
+                    loose, looped = loose + here[0], looped + here[1]
+        return loose, looped
+
+    traced = jax.make_jaxpr(lambda params: nnx.merge(graph, params).loss(BATCH)[0])(params)
+    # The query kernel is [8, 7] too, and has to be in the loop: once each.
+    assert inside(traced.jaxpr) == (1, 1)

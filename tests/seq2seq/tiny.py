@@ -1,0 +1,75 @@
+"""A model small enough for NumPy loops and brute force, with random weights, and data for it."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from regard.seq2seq.batches import Batch
+from regard.seq2seq.config import ATTENTIONS, Config
+from regard.seq2seq.model import Model
+
+VOCAB = 9
+
+CONFIG = Config(
+    source_vocab=VOCAB,
+    target_vocab=VOCAB,
+    embedding=5,
+    encoder=4,
+    decoder=8,
+    attention_width=6,
+    embedding_dropout=0.0,
+    annotation_dropout=0.0,
+    output_dropout=0.0,
+    layer_dropout=0.0,
+)
+
+# Every attention, and each other choice once.
+CONFIGS = {
+    **{attention: dataclasses.replace(CONFIG, attention=attention) for attention in ATTENTIONS},
+    "lstm": dataclasses.replace(CONFIG, cell="lstm"),
+    "deep": dataclasses.replace(CONFIG, encoder_layers=2, decoder_layers=3),
+    "deep lstm, fixed": dataclasses.replace(
+        CONFIG, encoder_layers=2, decoder_layers=2, cell="lstm", attention="none"
+    ),
+    "untied": dataclasses.replace(CONFIG, tie="none"),
+    "tied": dataclasses.replace(CONFIG, tie="all"),
+}
+
+
+def random_model(config: Config = CONFIG, seed: int = 0, scale: float = 0.5) -> Model:
+    """All parameters random, the biases too."""
+    graph, params = _shapes(config)
+    draw = np.random.default_rng(seed)
+
+    def drawn(like):
+        center = 0.0 if like.shape else 1.0  # a Gaussian's width
+        return jnp.asarray(center + scale * draw.normal(size=like.shape), like.dtype)
+
+    return nnx.merge(graph, jax.tree.map(drawn, params))
+
+
+@functools.cache
+def _shapes(config: Config):
+    return nnx.split(nnx.eval_shape(lambda: Model(config, rngs=nnx.Rngs(0))))
+
+
+def some_batch(rows: int = 4, width: int = 6, seed: int = 0, vocab: int = VOCAB) -> Batch:
+    """Sentences of many lengths, one of them of length 1, and a row of padding at the end."""
+    draw = np.random.default_rng(seed)
+    lens = draw.integers(0, width, size=(rows - 1, 2))
+    lens[0] = 0  # nothing but <eos>
+    pairs = [tuple(draw.integers(4, vocab, size=n).tolist() for n in pair) for pair in lens]
+    return Batch.of(pairs, rows=rows, width=width)
+
+
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """Programs that run for milliseconds: what counts is how long they compile."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
