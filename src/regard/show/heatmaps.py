@@ -60,12 +60,9 @@ def show_heatmaps(
             f"titles must name every column. Got {len(titles)} titles for matrices "
             f"{list(matrices.shape)}, {columns} columns."
         )
-    plt = _pyplot()
+    plt = pyplot("show_heatmaps")
     matrices = matrices.astype(np.float64)  # bfloat16 and bool are drawn too
-    finite = matrices[np.isfinite(matrices)]
-    low, high = finite.min(initial=0.0), finite.max(initial=0.0)
-    if low == high:  # every weight is zero: still a scale with two ends
-        high = 1.0
+    low, high = shared_scale(matrices)
     figure, grid = plt.subplots(
         rows, columns, figsize=figsize, sharex=True, sharey=True, squeeze=False
     )
@@ -84,12 +81,21 @@ def show_heatmaps(
     return figure
 
 
-def _pyplot() -> Any:
+def shared_scale(matrices: np.ndarray) -> tuple[float, float]:
+    """The ends of one color scale for all matrices, zero between them."""
+    finite = matrices[np.isfinite(matrices)]
+    low, high = float(finite.min(initial=0.0)), float(finite.max(initial=0.0))
+    # Where every weight is zero, it is still a scale with two ends.
+    return (low, high) if low < high else (low, 1.0)
+
+
+def pyplot(caller: str) -> Any:
+    """Matplotlib's pyplot, or the pip command for it."""
     try:
         from matplotlib import pyplot
     except ModuleNotFoundError as error:
         raise ImportError(
-            "show_heatmaps needs Matplotlib, which is not installed.\n"
+            f"{caller} needs Matplotlib, which is not installed.\n"
             'Install it with: pip install "regard[show]"'
         ) from error
     return pyplot

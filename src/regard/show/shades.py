@@ -1,0 +1,71 @@
+"""Weights drawn in a terminal: bars by length, cells by shade, with or without color.
+
+Numbers in, Rich text out. A weight that is exactly 0 is drawn as a dot, so that what was masked
+can be told from what is merely small.
+"""
+
+from rich.text import Text
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_SHADES = " ░▒▓█"
+
+# Viridis at five stops (red, green, blue): dark to bright, and readable by the color-blind.
+_STOPS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+
+BAR_STYLE = "rgb(94,201,98)"
+
+
+def color(weight: float) -> tuple[int, int, int]:
+    """The color of a weight in [0, 1], between the stops of the scale."""
+    place = min(max(weight, 0.0), 1.0) * (len(_STOPS) - 1)
+    below = min(int(place), len(_STOPS) - 2)
+    part = place - below
+    red, green, blue = (
+        round(low + part * (high - low))
+        for low, high in zip(_STOPS[below], _STOPS[below + 1], strict=True)
+    )
+    return red, green, blue
+
+
+def style(weight: float) -> str:
+    """Text on the color of a weight in [0, 1]: dark on bright and bright on dark."""
+    red, green, blue = color(weight)
+    bright = 0.299 * red + 0.587 * green + 0.114 * blue > 120
+    return f"{'#000000' if bright else '#ffffff'} on rgb({red},{green},{blue})"
+
+
+def number(weight: float) -> str:
+    """A weight in three characters: .31, 1.0, or a dot for exactly 0."""
+    if weight == 0:
+        return "·"
+    return f"{weight:.1f}" if weight >= 0.995 else f"{weight:.2f}"[1:]
+
+
+def shade(weight: float) -> str:
+    """A weight in [0, 1] as one character, the denser the larger, for terminals without color."""
+    return _SHADES[round(min(max(weight, 0.0), 1.0) * (len(_SHADES) - 1))]
+
+
+def bar(weight: float, width: int) -> Text:
+    """A weight in [0, 1] as a bar `width` characters long, to the eighth of a character."""
+    eighths = round(min(max(weight, 0.0), 1.0) * width * 8)
+    whole, rest = divmod(eighths, 8)
+    drawn = "█" * whole + (_EIGHTHS[rest] if rest else "")
+    return Text(drawn.ljust(width), style=BAR_STYLE)
+
+
+def heatmap(weights, *, in_color: bool) -> Text:
+    """A matrix of weights, two characters a cell, shaded against its largest weight."""
+    largest = max((float(weight) for row in weights for weight in row), default=0.0) or 1.0
+    drawn = Text()
+    for index, row in enumerate(weights):
+        drawn.append("\n" if index else "")
+        for weight in row:
+            part = float(weight) / largest
+            if part == 0:
+                drawn.append("· ", style="dim")
+            elif in_color:
+                drawn.append("  ", style=style(part))
+            else:
+                drawn.append(2 * shade(part))
+    return drawn

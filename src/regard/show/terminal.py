@@ -1,0 +1,124 @@
+"""An `AttentionMap` on the terminal: shaded cells, words beside them, within a given width."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+from regard.show import shades
+
+if TYPE_CHECKING:
+    from regard.show.attention_map import AttentionMap
+
+CELL = 4  # characters of a numbered cell: a space and three digits
+LABEL = 16  # characters of a row's label, at most
+ROWS = 60  # more are averaged
+
+
+def print_map(
+    seen: AttentionMap, layer: int, head: int, width: int, console: Console | None
+) -> None:
+    """Numbers on colors where they fit, plain shades where the columns are many.
+
+    Columns that do not fit even so are averaged in groups, and a line says it.
+    """
+    out = console or Console(width=width, highlight=False, file=sys.stdout)
+    layers, heads = seen.weights.shape[:2]
+    if not (0 <= layer < layers and 0 <= head < heads):
+        raise ValueError(
+            f"layer must be below {layers} and head below {heads}. Got layer {layer}, head {head}."
+        )
+    weights = seen.weights[layer, head]
+    T, S = weights.shape
+    label = min(max((cell_len(text) for text in seen.query_labels), default=0), LABEL)
+    room = width - label - 1
+    if seen.title:
+        out.print(Text(seen.title, style="bold"))
+    if room >= S * CELL and T <= ROWS:
+        lines = _numbered(seen, weights, label)
+    else:
+        lines = _shaded(seen, weights, label, room)
+    for line in lines:
+        out.print(line, no_wrap=True, overflow="crop")
+
+
+def _numbered(seen: AttentionMap, weights: np.ndarray, label: int) -> list[Text]:
+    """A number in each cell, on its color; headings above, as wide as a cell allows."""
+    lines = [
+        Text(" " * label).append(row) for row in _headings(seen.key_labels, CELL, weights.shape[1])
+    ]
+    largest = float(weights.max(initial=0.0)) or 1.0
+    for name, row in zip(seen.query_labels, weights, strict=True):
+        line = Text(_right(name, label))
+        for weight in row:
+            style = "dim" if weight == 0 else shades.style(float(weight) / largest)
+            line.append(" ").append(shades.number(float(weight)).rjust(CELL - 1), style=style)
+        lines.append(line)
+    return lines
+
+
+def _shaded(seen: AttentionMap, weights: np.ndarray, label: int, room: int) -> list[Text]:
+    """A shade in each cell, one or two characters wide, of groups where there are too many."""
+    T, S = weights.shape
+    down, across = -(-T // ROWS), -(-S // room)
+    cell = 2 if room >= 2 * S else 1
+    grouped = _averaged(weights, down, across)
+    largest = float(grouped.max(initial=0.0)) or 1.0
+    lines = []
+    for index, row in enumerate(grouped):
+        line = Text(_right(seen.query_labels[index * down], label) + " ")
+        for weight in row:
+            if weight == 0:
+                line.append("·".ljust(cell), style="dim")
+            else:
+                line.append(
+                    shades.shade(float(weight) / largest) * cell,
+                    style=shades.style(float(weight) / largest),
+                )
+        lines.append(line)
+    if down > 1 or across > 1:
+        lines.append(Text(f"each cell: the average of {down} × {across} weights", style="dim"))
+    return lines
+
+
+def _headings(labels: tuple[str, ...], cell: int, columns: int) -> list[str]:
+    """Words above the columns, on as many lines as keep them from touching."""
+    longest = max((cell_len(label) for label in labels), default=0)
+    levels = min(-(-(longest + 1) // cell), 4)
+    rows = [[" "] * (columns * cell + longest) for _ in range(levels)]
+    for column, label in enumerate(labels):
+        room = levels * cell - 1
+        written = _fit(label, room)
+        end = (column + 1) * cell
+        start = max(end - len(written), 0)
+        rows[column % levels][start : start + len(written)] = written
+    return ["".join(row).rstrip() for row in rows]
+
+
+def _averaged(weights: np.ndarray, down: int, across: int) -> np.ndarray:
+    """Means over groups of rows and columns; the last group may be smaller."""
+    for axis, size in ((0, down), (1, across)):
+        starts = np.arange(0, weights.shape[axis], size)
+        counts = np.diff(np.append(starts, weights.shape[axis]))
+        sums = np.add.reduceat(weights, starts, axis=axis)
+        weights = sums / (counts[:, None] if axis == 0 else counts[None, :])
+    return weights
+
+
+def _fit(label: str, width: int) -> str:
+    """At most `width` cells, an ellipsis where something is missing; nothing unprintable."""
+    clean = "".join(letter if letter.isprintable() else "·" for letter in label)
+    if cell_len(clean) <= width:
+        return clean
+    return set_cell_size(clean, max(width - 1, 0)).rstrip() + "…"
+
+
+def _right(label: str, width: int) -> str:
+    """The label at the right end of `width` cells; a Chinese character takes two."""
+    fitted = _fit(label, width)
+    return " " * (width - cell_len(fitted)) + fitted
