@@ -1,6 +1,7 @@
 """An `AttentionMap` as one HTML file that works offline: heatmap, lines and table.
 
-page.html, page.css and page.js lie beside this file and are put together here. Labels travel as
+page.html, view.css and view.js lie beside this file and are put together here; the playground
+serves the latter two as they are. Labels travel as
 JSON and are written as text, never as HTML; weights travel as 16-bit numbers, in base64.
 """
 
@@ -39,8 +40,8 @@ def page_of(seen: AttentionMap) -> str:
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
     parts = {
         "{{title}}": html.escape(seen.title or "Attention"),
-        "{{css}}": _part("page.css"),
-        "{{js}}": _part("page.js"),
+        "{{css}}": _part("view.css"),
+        "{{js}}": _part("view.js"),
         "{{data}}": text,
     }
     page = _part("page.html")

@@ -1,0 +1,91 @@
+"""Around every request: the body's limit, security headers, counting. Plain ASGI."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from regard.playground.limits import Limits
+from regard.playground.metrics import Metrics
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-cache",
+}
+
+
+class TooLarge(Exception):
+    """The body is over the limit."""
+
+
+class Around:
+    """Middleware.
+
+    Args:
+        app: what answers.
+        limits: the body's.
+        metrics: is told of each answer.
+        paths: the addresses that are counted by name; others are counted as "other", so that
+            nobody can fill the memory with names.
+    """
+
+    def __init__(self, app: Any, limits: Limits, metrics: Metrics, paths: frozenset[str]) -> None:
+        self.app, self.limits, self.metrics, self.paths = app, limits, metrics, paths
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status, started, read = time.perf_counter(), 500, False, 0
+
+        async def limited() -> Any:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self.limits.body:
+                raise TooLarge
+            return message
+
+        async def secured(message: Any) -> None:
+            nonlocal status, started
+            if message["type"] == "http.response.start":
+                status, started = message["status"], True
+                own = {name for name, _ in message["headers"]}
+                extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [
+                    *message["headers"],
+                    *(pair for pair in extra if pair[0] not in own),
+                ]
+            await send(message)
+
+        try:
+            if self._declared(scope) > self.limits.body:
+                raise TooLarge
+            await self.app(scope, limited, secured)
+        except TooLarge:
+            if not started:
+                await self._refuse(secured)
+        finally:
+            path = scope["path"] if scope["path"] in self.paths else "other"
+            self.metrics.request(path, status, time.perf_counter() - began)
+
+    @staticmethod
+    def _declared(scope: Any) -> int:
+        value = dict(scope["headers"]).get(b"content-length", b"0")
+        return int(value) if value.isdigit() else 0
+
+    async def _refuse(self, send: Any) -> None:
+        text = {"error": f"the body has at most {self.limits.body} bytes."}
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(text).encode()})

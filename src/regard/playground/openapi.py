@@ -1,0 +1,160 @@
+"""The API, described as OpenAPI 3.1: what /openapi.json answers."""
+
+from typing import Any
+
+import regard
+from regard.playground.limits import Limits
+from regard.playground.requests import REGIMES, SCORES
+
+
+def describe(limits: Limits) -> dict[str, Any]:
+    """The document; the limits in it are those that are enforced."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "regard playground",
+            "version": regard.__version__,
+            "description": "Translate with attention to look at; attend over points.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": {
+            "/api/translate": {
+                "post": _post("Translate texts", _translate(limits), _TRANSLATED, (429, 503))
+            },
+            "/api/attend": {
+                "post": _post("Scores, weights and outputs", _attend(limits), _ATTENDED)
+            },
+            "/api/models": {"get": _get("The models", _MODELS)},
+            "/healthz": {"get": _get("Whether it is ready", _HEALTH, (503,))},
+            "/metrics": {"get": _text("Counters, as Prometheus reads them")},
+        },
+        "components": {
+            "schemas": {
+                "Error": {
+                    "type": "object",
+                    "required": ["error"],
+                    "properties": {"error": {"type": "string"}},
+                }
+            }
+        },
+    }
+
+
+def _object(properties: dict[str, Any], required: list[str], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required, **more}
+
+
+def _list(items: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+def _translate(limits: Limits) -> dict[str, Any]:
+    text = {"type": "string", "maxLength": limits.characters}
+    several = _list(text, minItems=1, maxItems=limits.sentences)
+    return _object(
+        {
+            "text": {"oneOf": [text, several]},
+            "beam": {"type": "integer", "minimum": 1, "maximum": limits.beam, "default": 5},
+            "n_best": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": limits.beam,
+                "default": 1,
+                "description": "at most beam",
+            },
+        },
+        ["text"],
+        additionalProperties=False,
+    )
+
+
+def _attend(limits: Limits) -> dict[str, Any]:
+    number = {"type": "number", "minimum": -1e6, "maximum": 1e6}
+    point = _list(number, minItems=1, maxItems=limits.width)
+    points = _list(point, minItems=1, maxItems=limits.points)
+    positive = {"type": "number", "minimum": 1e-3, "maximum": 1e3, "default": 1.0}
+    return _object(
+        {
+            "query": points,
+            "key": points,
+            "value": {**points, "description": "one per key; without it, the keys themselves"},
+            "score": {"enum": list(SCORES), "default": SCORES[0]},
+            "regime": {"enum": list(REGIMES), "default": REGIMES[0]},
+            "temperature": positive,
+            "width": {**positive, "description": "of the Gaussian"},
+            "scaled": {"type": "boolean", "default": True},
+            "valid_len": {"type": ["integer", "null"], "minimum": 0},
+            "causal": {"type": "boolean", "default": False},
+        },
+        ["query", "key"],
+        additionalProperties=False,
+    )
+
+
+_WORDS = _list({"type": "string"})
+_MATRIX = _list(_list({"type": "number"}))
+_TRANSLATED = _object(
+    {
+        "translations": _list(
+            _list(
+                _object(
+                    {
+                        "text": {"type": "string"},
+                        "score": {"type": ["number", "null"]},
+                        "source_words": _WORDS,
+                        "target_words": _WORDS,
+                        "weights": _MATRIX,
+                    },
+                    ["text", "score", "source_words", "target_words", "weights"],
+                )
+            )
+        )
+    },
+    ["translations"],
+)
+_ATTENDED = _object(
+    {"scores": _MATRIX, "weights": _MATRIX, "output": _MATRIX, "hull": _MATRIX},
+    ["scores", "weights", "output", "hull"],
+)
+_MODELS = _object({"models": _list({"type": "object"})}, ["models"])
+_HEALTH = _object({"status": {"enum": ["ok", "starting", "stopping"]}}, ["status"])
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}
+
+
+def _error(meaning: str) -> dict[str, Any]:
+    return {"description": meaning, **_json({"$ref": "#/components/schemas/Error"})}
+
+
+_ERRORS = {
+    413: "The body is too large.",
+    422: "The request breaks a rule, which the error says.",
+    429: "The queue is full; Retry-After says when to come again.",
+    503: "Not ready, or not in time.",
+}
+
+
+def _post(
+    summary: str, body: dict[str, Any], answer: dict[str, Any], more: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    errors = {str(status): _error(_ERRORS[status]) for status in (413, 422, *more)}
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, **_json(body)},
+        "responses": {"200": {"description": "OK", **_json(answer)}, **errors},
+    }
+
+
+def _get(summary: str, answer: dict[str, Any], more: tuple[int, ...] = ()) -> dict[str, Any]:
+    found = {str(status): {"description": _ERRORS[status], **_json(answer)} for status in more}
+    return {
+        "summary": summary,
+        "responses": {"200": {"description": "OK", **_json(answer)}, **found},
+    }
+
+
+def _text(summary: str) -> dict[str, Any]:
+    content = {"text/plain": {"schema": {"type": "string"}}}
+    return {"summary": summary, "responses": {"200": {"description": "OK", "content": content}}}

@@ -1,0 +1,74 @@
+"use strict";
+// Translate: the translation, the beam's other hypotheses, and each one's look at every step.
+
+const translated = { best: [], chosen: 0, step: 0 };
+const translateView = new AttentionView(byId("translate-view"));
+translateView.at.view = "lines";
+
+byId("translate-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const button = event.submitter || byId("translate-form").querySelector("button");
+  byId("translate-error").textContent = "";
+  button.disabled = true;
+  try {
+    const beam = Number(byId("beam").value);
+    const found = await ask("/api/translate", { text: [byId("text").value], beam, n_best: beam });
+    translated.best = found.translations[0];
+    byId("result").hidden = false;
+    chooseHypothesis(0);
+  } catch (error) {
+    byId("translate-error").textContent = error.message;
+  } finally {
+    button.disabled = false;
+  }
+});
+
+function chooseHypothesis(index) {
+  translated.chosen = index;
+  const one = translated.best[index];
+  byId("translation").textContent = one.text || "(nothing)";
+  byId("hypotheses").replaceChildren(...translated.best.map((other, i) => {
+    const button = make("button", { type: "button", "aria-pressed": String(i === index), lang: "fr" },
+      make("span", { text: other.text || "(nothing)" }),
+      make("small", { text: other.score === null ? "" : other.score.toFixed(2) }));
+    button.addEventListener("click", () => chooseHypothesis(i));
+    return make("li", {}, button);
+  }));
+  translateView.show(ofRows(one.weights, one.target_words, one.source_words));
+  byId("step").max = one.target_words.length;
+  goTo(one.target_words.length);
+}
+
+function goTo(step) {
+  const one = translated.best[translated.chosen];
+  translated.step = Math.min(Math.max(step, 0), one.target_words.length);
+  byId("step").value = translated.step;
+  byId("step-back").disabled = translated.step === 0;
+  byId("step-on").disabled = translated.step === one.target_words.length;
+  byId("written").textContent = one.target_words.slice(0, translated.step).join(" ");
+  byId("looks").replaceChildren(...translated.best.map((other, i) => {
+    const word = translated.step - 1;
+    const written = word >= 0 && word < other.target_words.length;
+    const row = make("tr", i === translated.chosen ? { class: "chosen" } : {},
+      make("td", { lang: "fr", text: written ? other.target_words[word] : "–" }),
+      make("td", { text: written ? looksAt(other, word) : "–" }));
+    return row;
+  }));
+  const all = translated.step === one.target_words.length;
+  translateView.upTo(all ? null : translated.step);
+}
+
+function looksAt(one, word) {
+  const row = one.weights[word];
+  const order = row.map((weight, i) => [weight, i]).sort((a, b) => b[0] - a[0]).slice(0, 3);
+  return order.filter(([weight]) => weight >= 0.05)
+    .map(([weight, i]) => `${one.source_words[i]} ${weight.toFixed(2)}`).join(", ") || "nothing";
+}
+
+byId("step").addEventListener("input", () => goTo(Number(byId("step").value)));
+byId("step-back").addEventListener("click", () => goTo(translated.step - 1));
+byId("step-on").addEventListener("click", () => goTo(translated.step + 1));
+
+fetch("/api/models").then((answer) => answer.json()).then((found) => {
+  if (found.models.length) byId("model").textContent = found.models[0].name;
+}).catch(() => {});

@@ -1,0 +1,394 @@
+"use strict";
+// Draws an attention map into a page: as a heatmap, as lines between words, as a table.
+// A map is {queries, keys, layers, heads, weight(layer, head, row, column), high}. Text is only
+// ever set as textContent. The playground uses this file too.
+
+const ROW = 28; // pixels of a word in the lines
+const LABELS = 120; // pixels of a label in the heatmap, at most
+const MOST_LINES = 3000, MOST_ROWS = 400, MOST_COLUMNS = 100;
+const SVG = "http://www.w3.org/2000/svg";
+const RAMPS = {
+  light: [[255, 255, 255], [186, 214, 235], [84, 158, 205], [21, 98, 161], [8, 48, 107]],
+  dark: [[18, 21, 28], [58, 44, 84], [136, 60, 96], [217, 104, 66], [253, 222, 120]],
+};
+const MOVES = {
+  ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
+};
+
+// An element with attributes and children.
+function make(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "text") made.textContent = value;
+    else made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+// The map of a page that regard.show wrote: weights as 16-bit steps, in base64.
+function unpacked(data) {
+  const [layers, heads, T, S] = data.shape;
+  const bytes = Uint8Array.from(atob(data.weights), (letter) => letter.charCodeAt(0));
+  const steps = new Uint16Array(bytes.buffer);
+  const weight = (layer, head, row, column) =>
+    data.low + (steps[((layer * heads + head) * T + row) * S + column] / 65535) *
+      (data.high - data.low);
+  return { queries: data.queries, keys: data.keys, layers, heads, weight, high: data.high };
+}
+
+// The map of one matrix, a list of rows.
+function ofRows(rows, queries, keys) {
+  const high = rows.reduce((most, row) => Math.max(most, ...row), 0) || 1;
+  return { queries, keys, layers: 1, heads: 1, high, weight: (l, h, row, column) =>
+    rows[row][column] };
+}
+
+function isDark() { return document.documentElement.dataset.theme === "dark"; }
+
+function color(share) {
+  const ramp = RAMPS[isDark() ? "dark" : "light"];
+  const place = Math.min(Math.max(share, 0), 1) * (ramp.length - 1);
+  const below = Math.min(Math.floor(place), ramp.length - 2);
+  return ramp[below].map(
+    (low, i) => Math.round(low + (place - below) * (ramp[below + 1][i] - low)));
+}
+
+function themeButton(button) {
+  const change = (name) => {
+    document.documentElement.dataset.theme = name;
+    button.textContent = name === "dark" ? "Light" : "Dark";
+    button.setAttribute("aria-label", `Change to the ${name === "dark" ? "light" : "dark"} theme`);
+    window.dispatchEvent(new Event("themechange"));
+  };
+  button.addEventListener("click", () => change(isDark() ? "light" : "dark"));
+  change(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+}
+
+class AttentionView {
+  constructor(root) {
+    this.at = { layer: 0, head: 0, view: "heatmap", row: -1, column: -1 };
+    this.rows = null; // how many rows are shown; null: all
+    this.pinned = null; // the word that was clicked: [side, index]
+    this.box = { left: 0, top: 0, cell: 0 };
+    this._build(root);
+    window.addEventListener("resize", () => { if (this.map) this._draw(); });
+    window.addEventListener("themechange", () => { if (this.map) this._draw(); });
+  }
+
+  // Shows a map; what was looked at stays where that is possible.
+  show(map) {
+    this.map = map;
+    Object.assign(this.at, { layer: 0, head: 0, row: -1, column: -1 });
+    this.rows = this.pinned = null;
+    this.layerGroup.hidden = map.layers < 2;
+    this.headGroup.hidden = map.heads < 2;
+    this.said.textContent = "";
+    this._draw();
+  }
+
+  // Shows the first rows only: decoding, step by step. null: all.
+  upTo(rows) {
+    this.rows = rows;
+    this._draw();
+  }
+
+  choose(view) {
+    this.at.view = view;
+    this._draw();
+  }
+
+  weight(row, column) {
+    if (this.rows !== null && row >= this.rows) return 0;
+    return this.map.weight(this.at.layer, this.at.head, row, column);
+  }
+
+  share(row, column) { return Math.max(this.weight(row, column), 0) / this.map.high; }
+
+  // Building ------------------------------------------------------------------------------------
+
+  _build(root) {
+    const views = make("div", { class: "group", role: "group", "aria-label": "How to draw it" });
+    this.buttons = {};
+    for (const [name, text] of [["heatmap", "Heatmap"], ["lines", "Lines"], ["table", "Table"]]) {
+      this.buttons[name] = make("button", { type: "button", text, "data-view": name });
+      this.buttons[name].addEventListener("click", () => this.choose(name));
+      views.append(this.buttons[name]);
+    }
+    this.layerGroup = this._stepper("layer", "Layer");
+    this.headGroup = this._stepper("head", "Head");
+    this.said = make("p", { class: "said", role: "status" });
+    this.canvas = make("canvas");
+    this.pad = make("div", { class: "scroll", tabindex: "0", role: "application",
+      "aria-label": "Weights. Arrow keys move from cell to cell." }, this.canvas);
+    this.pairs = make("div", { class: "pairs" });
+    this.tableBox = make("div", { class: "scroll", tabindex: "0", role: "group",
+      "aria-label": "Table of weights" });
+    this.sections = {
+      heatmap: make("section", { "aria-label": "Heatmap" }, this.pad,
+        make("p", { class: "hint", text: "Point at a cell, or click and use the arrow keys." })),
+      lines: make("section", { "aria-label": "Lines" },
+        make("div", { class: "scroll" }, this.pairs),
+        make("p", { class: "hint", text: "Point at a word to see only its lines; click to keep them." })),
+      table: make("section", { "aria-label": "Table" }, this.tableBox),
+    };
+    root.append(make("div", { class: "bar" }, views, this.layerGroup, this.headGroup), this.said,
+      ...Object.values(this.sections));
+    this.canvas.addEventListener("pointermove", (event) => this._pointed(event));
+    this.pad.addEventListener("keydown", (event) => this._keyed(event));
+  }
+
+  _stepper(name, title) {
+    const shown = make("output");
+    const step = (by, label, text) => {
+      const button = make("button", { type: "button", "aria-label": `${label} ${name}`, text });
+      button.addEventListener("click", () => {
+        const count = this.map[name + "s"];
+        this.at[name] = (this.at[name] + by + count) % count;
+        if (this.at.row >= 0) this._say(this.at.row, this.at.column);
+        this._draw();
+      });
+      return button;
+    };
+    const group = make("div", { class: "group", role: "group", "aria-label": title },
+      step(-1, "Previous", "‹"), shown, step(1, "Next", "›"));
+    group.say = () => {
+      shown.textContent = `${title} ${this.at[name] + 1} of ${this.map[name + "s"]}`;
+    };
+    return group;
+  }
+
+  _draw() {
+    for (const [name, section] of Object.entries(this.sections)) {
+      section.hidden = name !== this.at.view;
+      this.buttons[name].setAttribute("aria-pressed", String(name === this.at.view));
+    }
+    this.layerGroup.say();
+    this.headGroup.say();
+    ({ heatmap: () => this._heatmap(), lines: () => this._lines(),
+      table: () => this._table() })[this.at.view]();
+  }
+
+  // Heatmap -------------------------------------------------------------------------------------
+
+  _heatmap() {
+    const { queries, keys } = this.map;
+    const pen = this.canvas.getContext("2d");
+    const scale = window.devicePixelRatio || 1;
+    const T = queries.length, S = keys.length;
+    pen.font = "13px system-ui, sans-serif";
+    const widest = (labels) =>
+      labels.reduce((most, label) => Math.max(most, pen.measureText(label).width), 0);
+    const left = Math.min(widest(queries) + 12, LABELS);
+    const top = Math.min(widest(keys) + 12, LABELS);
+    const fitting = Math.floor(((this.pad.clientWidth || 800) - left - 4) / Math.max(S, 1));
+    const cell = Math.max(Math.min(fitting, 34), S > 100 || T > 100 ? 3 : 12);
+    this.box = { left, top, cell };
+    const width = left + S * cell + 2, height = top + T * cell + 2;
+    this.canvas.width = width * scale;
+    this.canvas.height = height * scale;
+    this.canvas.style.width = width + "px";
+    this.canvas.style.height = height + "px";
+    pen.scale(scale, scale);
+    const style = getComputedStyle(document.documentElement);
+    pen.fillStyle = style.getPropertyValue("--back");
+    pen.fillRect(0, 0, width, height);
+    for (let row = 0; row < T; row++) {
+      for (let column = 0; column < S; column++) this._cell(pen, row, column);
+    }
+    pen.strokeStyle = style.getPropertyValue("--edge");
+    pen.strokeRect(left - 0.5, top - 0.5, S * cell + 1, T * cell + 1);
+    this._labels(pen, style);
+    if (this.at.row >= 0) {
+      pen.strokeStyle = style.getPropertyValue("--on");
+      pen.lineWidth = 3;
+      pen.strokeRect(left + this.at.column * cell, top + this.at.row * cell, cell, cell);
+    }
+  }
+
+  _cell(pen, row, column) {
+    const share = this.share(row, column);
+    if (share === 0) return;
+    const { left, top, cell } = this.box;
+    const [red, green, blue] = color(share);
+    pen.fillStyle = `rgb(${red},${green},${blue})`;
+    pen.fillRect(left + column * cell, top + row * cell, cell, cell);
+    if (cell < 30) return;
+    const bright = 0.299 * red + 0.587 * green + 0.114 * blue > 140;
+    pen.fillStyle = bright ? "#000" : "#fff";
+    pen.font = "11px system-ui, sans-serif";
+    pen.textAlign = "center";
+    pen.textBaseline = "middle";
+    pen.fillText(this.weight(row, column).toFixed(2).replace(/^0/, ""),
+      left + (column + 0.5) * cell, top + (row + 0.5) * cell);
+  }
+
+  _labels(pen, style) {
+    const { left, top, cell } = this.box;
+    const { queries, keys } = this.map;
+    const every = Math.ceil(14 / cell);
+    pen.font = "13px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    pen.fillStyle = style.getPropertyValue("--text");
+    pen.textAlign = "right";
+    for (let row = 0; row < queries.length; row += every) {
+      if (this.rows !== null && row >= this.rows) break;
+      pen.fillText(clipped(pen, queries[row], left - 10), left - 6, top + (row + 0.5) * cell);
+    }
+    pen.textAlign = "left";
+    for (let column = 0; column < keys.length; column += every) {
+      pen.save();
+      pen.translate(left + (column + 0.5) * cell, top - 6);
+      pen.rotate(-Math.PI / 2);
+      pen.fillText(clipped(pen, keys[column], top - 10), 0, 0);
+      pen.restore();
+    }
+  }
+
+  _say(row, column) {
+    Object.assign(this.at, { row, column });
+    const { queries, keys } = this.map;
+    this.said.textContent =
+      `“${queries[row]}” looks at “${keys[column]}”: ${this.weight(row, column).toFixed(4)}`;
+  }
+
+  _pointed(event) {
+    const { left, top, cell } = this.box;
+    const column = Math.floor((event.offsetX - left) / cell);
+    const row = Math.floor((event.offsetY - top) / cell);
+    const inside = row >= 0 && row < this.map.queries.length && column >= 0 &&
+      column < this.map.keys.length;
+    if (inside && (row !== this.at.row || column !== this.at.column)) {
+      this._say(row, column);
+      this._heatmap();
+    }
+  }
+
+  _keyed(event) {
+    const step = MOVES[event.key];
+    const T = this.map.queries.length, S = this.map.keys.length;
+    if (!step || T === 0 || S === 0) return;
+    event.preventDefault();
+    const bound = (number, count) => Math.min(Math.max(number, 0), count - 1);
+    if (this.at.row < 0) this._say(0, 0);
+    else this._say(bound(this.at.row + step[0], T), bound(this.at.column + step[1], S));
+    this._heatmap();
+  }
+
+  // Lines ---------------------------------------------------------------------------------------
+
+  _lines() {
+    const { queries, keys } = this.map;
+    this.pairs.replaceChildren();
+    this.pairs.style.height = Math.max(queries.length, keys.length) * ROW + "px";
+    const svg = document.createElementNS(SVG, "svg");
+    svg.setAttribute("width", "100%");
+    svg.setAttribute("height", "100%");
+    svg.setAttribute("aria-hidden", "true");
+    const found = [];
+    for (let row = 0; row < queries.length; row++) {
+      for (let column = 0; column < keys.length; column++) {
+        const share = this.share(row, column);
+        if (share > 0.02) found.push([share, row, column]);
+      }
+    }
+    found.sort((one, other) => other[0] - one[0]);
+    for (const [share, row, column] of found.slice(0, MOST_LINES)) {
+      const line = document.createElementNS(SVG, "line");
+      line.setAttribute("x1", "35%");
+      line.setAttribute("x2", "65%");
+      line.setAttribute("y1", (column + 0.5) * ROW);
+      line.setAttribute("y2", (row + 0.5) * ROW);
+      line.setAttribute("stroke-width", (0.5 + 3.5 * share).toFixed(2));
+      line.setAttribute("stroke-opacity", (0.08 + 0.92 * share).toFixed(3));
+      line.dataset.queries = row;
+      line.dataset.keys = column;
+      svg.append(line);
+    }
+    const shown = this.rows === null ? queries : queries.slice(0, this.rows);
+    this.pairs.append(svg, this._words("keys", keys), this._words("queries", shown));
+    if (this.pinned) this._highlight(...this.pinned);
+  }
+
+  _words(side, labels) {
+    const list = make("ol", { class: side,
+      "aria-label": side === "keys" ? "What is looked at" : "What looks" });
+    labels.forEach((label, index) => {
+      const button = make("button", { type: "button", text: label === "" ? "∅" : label,
+        "aria-pressed": "false" });
+      const away = () => (this.pinned ? this._highlight(...this.pinned) : this._highlight(null, -1));
+      button.addEventListener("pointerenter", () => this._highlight(side, index));
+      button.addEventListener("pointerleave", away);
+      button.addEventListener("focus", () => this._highlight(side, index));
+      button.addEventListener("blur", away);
+      button.addEventListener("click", () => {
+        const same = this.pinned && this.pinned[0] === side && this.pinned[1] === index;
+        this.pinned = same ? null : [side, index];
+        for (const other of this.pairs.querySelectorAll("button")) {
+          other.setAttribute("aria-pressed", String(other === button && !same));
+        }
+        this._highlight(side, index);
+      });
+      list.append(make("li", {}, button));
+    });
+    return list;
+  }
+
+  _highlight(side, index) {
+    const other = side === "keys" ? "queries" : "keys";
+    const near = new Set();
+    for (const line of this.pairs.querySelectorAll("line")) {
+      const shown = side === null || Number(line.dataset[side]) === index;
+      line.style.display = shown ? "" : "none";
+      if (shown && side !== null) near.add(Number(line.dataset[other]));
+    }
+    for (const kind of ["keys", "queries"]) {
+      this.pairs.querySelectorAll(`ol.${kind} button`).forEach((button, i) => {
+        const close = kind === other ? near.has(i) : i === index;
+        button.classList.toggle("near", side !== null && close);
+        button.classList.toggle("far", side !== null && !close);
+      });
+    }
+    if (side === null) {
+      this.said.textContent = "";
+      return;
+    }
+    const value = (i) => (side === "keys" ? this.weight(i, index) : this.weight(index, i));
+    const most = [...near].sort((a, b) => value(b) - value(a)).slice(0, 4);
+    this.said.textContent =
+      `“${this.map[side][index]}” ${side === "keys" ? "is looked at by" : "looks at"} ` +
+      (most.map((i) => `“${this.map[other][i]}” ${value(i).toFixed(2)}`).join(", ") || "nothing");
+  }
+
+  // Table ---------------------------------------------------------------------------------------
+
+  _table() {
+    const { queries, keys } = this.map;
+    const columns = Math.min(keys.length, MOST_COLUMNS);
+    const rows = Math.min(queries.length, MOST_ROWS, this.rows ?? Infinity);
+    const cut = columns < keys.length || rows < queries.length && this.rows === null;
+    const head = make("tr", {}, make("td"));
+    for (let column = 0; column < columns; column++) {
+      head.append(make("th", { scope: "col", text: keys[column] }));
+    }
+    const body = make("tbody");
+    for (let row = 0; row < rows; row++) {
+      const line = make("tr", {}, make("th", { scope: "row", text: queries[row] }));
+      for (let column = 0; column < columns; column++) {
+        line.append(make("td", { text: this.weight(row, column).toFixed(3) }));
+      }
+      body.append(line);
+    }
+    const caption = make("caption", { class: "hint",
+      text: cut ? `The first ${rows} rows and ${columns} columns.` : "Weights" });
+    this.tableBox.replaceChildren(
+      make("table", { class: "weights" }, caption, make("thead", {}, head), body));
+  }
+}
+
+function clipped(pen, label, room) {
+  if (pen.measureText(label).width <= room) return label;
+  let end = label.length;
+  while (end > 0 && pen.measureText(label.slice(0, end) + "…").width > room) end--;
+  return label.slice(0, end) + "…";
+}
