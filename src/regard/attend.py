@@ -22,6 +22,7 @@ from regard.pool.layout import forced_tiling
 from regard.pool.pallas import Target, pallas
 from regard.pool.problem import Problem
 from regard.pool.reference import dense_weights, reference, reference_scores
+from regard.pool.ring import Ring, ring, ring_of
 from regard.pool.tiles import Tiling
 from regard.pool.ways import blockwise_weights
 from regard.score.additive import LiftPolicy, lift_policy
@@ -43,6 +44,8 @@ def attend(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     implementation: str | Sequence[str] | None = None,
+    mesh: Any = None,
+    sequence_axis: str | None = None,
     return_weights: bool = False,
     return_lifted: bool = False,
 ) -> Any:
@@ -75,6 +78,9 @@ def attend(
         dropout_rng: a JAX key; needed when dropout_rate > 0.
         implementation: None picks; "reference", "blockwise", "cudnn", "pallas", or a sequence of
             them in order of preference. `explain` tells which and why.
+        mesh, sequence_axis: shards T and S over this axis of the mesh and pools by ring
+            attention, whatever T and S are; for masks by lengths, causal order and windows.
+            Without a mesh, the one of jax.set_mesh.
         return_weights: also return the weights, (T, S), (B, T, S) or (B, N, T, S), before
             dropout. Looking never changes the output.
         return_lifted: also return a bool scalar: whether the score's lift ran (True) or its
@@ -100,6 +106,7 @@ def attend(
         dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,
         implementation=implementation,
+        over=ring_of(mesh, sequence_axis),
     )
     settings = _Settings.of(choice, problem)
     out, lifted = _pool(problem, settings)
@@ -237,6 +244,7 @@ class _Settings:
     policy: LiftPolicy
     scale: float | None  # a number among the score's parameters, which inside jit is an array
     target: Target | None  # of the kernels
+    over: Ring | None  # the devices that share the sequence
 
     @classmethod
     def of(cls, choice: Choice, problem: Problem) -> "_Settings":
@@ -245,7 +253,8 @@ class _Settings:
             scale = static_scale(problem.score, problem.axes.query_width)
         target = Target.of(choice.request.device) if choice.name == "pallas" else None
         platform = jax.default_backend()
-        return cls(choice.name, forced_tiling(), platform, lift_policy(), scale, target)
+        over = choice.request.over
+        return cls(choice.name, forced_tiling(), platform, lift_policy(), scale, target, over)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -259,6 +268,8 @@ def _pool(problem: Problem, settings: _Settings) -> tuple[Array, Array]:
         out = reference(problem).astype(value.dtype)
     elif settings.implementation == "cudnn":
         out, lifted = cudnn(problem, settings.scale)
+    elif settings.over is not None:
+        out, lifted = ring(problem, settings.over, settings.tiling, settings.platform)
     elif settings.target is not None:
         out, lifted = pallas(problem, settings.target, settings.scale)
     else:

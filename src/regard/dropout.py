@@ -3,11 +3,29 @@
 So any tile of the weights can be drawn by itself, in any order, and equals the dense draw.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+class Draw(NamedTuple):
+    """A seed, and where rows and keys stand in the whole, for a part that does not begin at 0.
+
+    Attributes:
+        words: two uint32 words.
+        queries: int32 [T of the part], each query's index in the whole.
+        first_key: int32, the index of the part's first key in the whole.
+        T: how many queries the whole has.
+    """
+
+    words: Array
+    queries: Array
+    first_key: Array
+    T: int
 
 
 def seed_words(rng: Array) -> Array:

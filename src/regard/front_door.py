@@ -15,7 +15,7 @@ from regard.mask import Mask, MaskFacts, resolve
 from regard.normalize import Normalizer, Softmax
 from regard.pool.choose import Choice, choose
 from regard.pool.problem import Problem, hide_padding
-from regard.pool.request import Request, device_of
+from regard.pool.request import Request, Ring, device_of
 from regard.score.contract import Score, promote
 from regard.score.dot import Dot
 from regard.shapes import Axes, check
@@ -34,6 +34,7 @@ def prepare(
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     implementation: str | Sequence[str] | None = None,
+    over: Ring | None = None,
 ) -> tuple[Problem, Choice]:
     """A checked problem, and the backend chosen for it; arguments as in `regard.attend`."""
     query, key = jnp.asarray(query), jnp.asarray(key)
@@ -54,6 +55,7 @@ def prepare(
         bias=bias is not None,
         mask=cast(MaskFacts, allowed.facts),
         device=device_of(query),
+        over=over,
     )
     choice = choose(request, implementation)
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))

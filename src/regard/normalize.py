@@ -78,6 +78,17 @@ class Normalizer:
         """For delta = "sweep": the tile whose product with d weights sums to delta."""
         raise NotImplementedError
 
+    # Whether rows over some keys and rows over others make rows over both: `merge`.
+    merges: ClassVar[bool] = False
+
+    def merge(self, stats: Any, other: Any) -> tuple[Any, Array | None, Array | None]:
+        """The stats over both sets of keys, and what each output counts there; None is all."""
+        raise NotImplementedError
+
+    def nothing(self, rows: Rows, dtype: jnp.dtype) -> Any:
+        """The stats over no keys."""
+        return self.start(rows, dtype)
+
 
 @dataclass(frozen=True)
 class Softmax(Normalizer):
@@ -114,6 +125,14 @@ class Softmax(Normalizer):
         # exp(a - top) / total, not exp(a - log-sum-exp): rounding the latter costs digits.
         top, total = stats
         return jnp.exp(scores - top) * _inverse(total)
+
+    merges: ClassVar[bool] = True
+
+    def merge(self, stats: Any, other: Any) -> tuple[Any, Array | None, Array | None]:
+        top = jnp.maximum(stats[0], other[0])
+        first, second = (part[1] * jnp.exp(part[0] - top) for part in (stats, other))
+        total = first + second
+        return (top, total), first * _inverse(total), second * _inverse(total)
 
 
 @dataclass(frozen=True)
@@ -246,6 +265,11 @@ class Kernel(Normalizer):
     def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return self._slopes(scores, allowed) * _inverse(stats)
 
+    merges: ClassVar[bool] = True
+
+    def merge(self, stats: Any, other: Any) -> tuple[Any, Array | None, Array | None]:
+        return _merged_totals(stats, other)
+
     def _values(self, scores: Array, allowed: Array | None) -> Array:
         return self._masked(self.f, scores, allowed)
 
@@ -296,6 +320,12 @@ class Cone(Kernel):
 
     def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return self._slopes(scores, allowed)
+
+    def merge(self, stats: Any, other: Any) -> tuple[Any, Array | None, Array | None]:
+        return (), None, None
+
+    def nothing(self, rows: Rows, dtype: jnp.dtype) -> Any:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -412,6 +442,11 @@ class Uniform(Normalizer):
     def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return jnp.zeros_like(scores)
 
+    merges: ClassVar[bool] = True
+
+    def merge(self, stats: Any, other: Any) -> tuple[Any, Array | None, Array | None]:
+        return _merged_totals(stats, other)
+
     @staticmethod
     def _ones(scores: Array, allowed: Array | None) -> Array:
         if allowed is None:
@@ -428,6 +463,12 @@ def _inverse(total: Array) -> Array:
     """1/total, and 0 for a row whose weights sum to nothing: the empty-row rule."""
     empty = total == 0
     return jnp.where(empty, 0.0, 1.0 / jnp.where(empty, 1.0, total))
+
+
+def _merged_totals(stats: Array, other: Array) -> tuple[Array, Array, Array]:
+    """Of regimes whose weights are numbers over their sum."""
+    total = stats + other
+    return total, stats * _inverse(total), other * _inverse(total)
 
 
 def _normalized(weights: Array) -> Array:

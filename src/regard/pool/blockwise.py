@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from regard.dropout import Draw
 from regard.mask import Allowed
 from regard.pool.layout import lay_out
 from regard.pool.passes import Static, pool_by
@@ -70,7 +71,7 @@ class TiledPass:
     plan: TilePlan
 
     def forward(
-        self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
+        self, operands: Operands, allowed: Allowed, seed: Array | Draw | None, active: Array | None
     ) -> tuple[Array, Any]:
         results = _forward(self.plan, operands, allowed, seed, active)
         axes = self.axes
@@ -82,7 +83,7 @@ class TiledPass:
         self,
         operands: Operands,
         allowed: Allowed,
-        seed: Array | None,
+        seed: Array | Draw | None,
         active: Array | None,
         results: tuple[Array, Array, Any],
     ) -> Operands:
@@ -97,7 +98,7 @@ def _forward(
     plan: TilePlan,
     operands: Operands,
     allowed: Allowed,
-    seed: Array | None,
+    seed: Array | Draw | None,
     active: Array | None,
 ) -> tuple[Array, Any]:
     """Output [B, N, rows, V] and the per-query stats, leaves [B, N, rows]; zeros if not active."""
@@ -176,7 +177,7 @@ def _backward(
     plan: TilePlan,
     operands: Operands,
     allowed: Allowed,
-    seed: Array | None,
+    seed: Array | Draw | None,
     active: Array | None,
     rows: tuple[Array, Array, Any],
 ) -> Operands:

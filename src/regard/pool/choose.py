@@ -7,10 +7,10 @@ not refuse decides; a named backend insists.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from regard.pool import cudnn, pallas
-from regard.pool.request import Request
+from regard.pool import cudnn, pallas, ring
+from regard.pool.request import Request, Ring
 
 IMPLEMENTATIONS = ("reference", "blockwise", "cudnn", "pallas")
 
@@ -110,6 +110,8 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
         ValueError: for an unknown name.
         NotImplementedError: where every named backend refuses; the message has all reasons.
     """
+    if request.over is not None:
+        return _round_the_ring(request, implementation)
     if implementation is None:
         return _automatic(request)
     names = (implementation,) if isinstance(implementation, str) else tuple(implementation)
@@ -132,6 +134,23 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
     raise NotImplementedError(
         f"no asked-for implementation can do this.\n{listed}\nFix: implementation=None picks one."
     )
+
+
+def _round_the_ring(request: Request, implementation: str | Sequence[str] | None) -> Choice:
+    """Where the sequence is shared among devices, only the ring can pool."""
+    names = (implementation,) if isinstance(implementation, str) else implementation
+    if names is not None and "ring" not in names:
+        raise ValueError(
+            "sequence_axis= pools by ring attention, so implementation must be None or 'ring'. "
+            f"Got {implementation!r}."
+        )
+    try:
+        return Choice("ring", ring.accepts(request), {}, request)
+    except NotImplementedError as refusal:
+        raise NotImplementedError(
+            f"ring attention over mesh axis {cast(Ring, request.over).axis!r} cannot do this: "
+            f"{refusal}. Fix: no sequence_axis=."
+        ) from None
 
 
 def _automatic(request: Request) -> Choice:

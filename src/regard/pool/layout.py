@@ -3,13 +3,16 @@
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from regard.mask import Allowed
+from regard.normalize import Normalizer
 from regard.pool.problem import Problem
 from regard.pool.tiles import Operands, TilePlan, Tiling, make_operands, pad_rows, product_dtype
 from regard.score.contract import Lift, Score, accumulation_dtype
@@ -32,6 +35,88 @@ def forced_tiling() -> Tiling | None:
     return _forced.get()
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How operands are cut into tiles: everything about it that is known before any data.
+
+    Attributes:
+        axes: of the call.
+        normalize, dropout_rate: of the call.
+        compute: the dtype of query and key.
+        width: how many floats the score's definition holds per pair; 1 for a lift.
+        lifted: whether there is a lift.
+        wide_features: whether the lift has an expansion.
+        sizes: forced tile sizes.
+        platform: of JAX.
+    """
+
+    axes: Axes
+    normalize: Normalizer
+    dropout_rate: float
+    compute: np.dtype
+    width: int
+    lifted: bool
+    wide_features: bool
+    sizes: Tiling | None
+    platform: str
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        scored: tuple[Score, Array, Array] | None,
+        lift: Lift | None,
+        sizes: Tiling | None,
+        platform: str,
+    ) -> "Layout":
+        axes, definition = problem.axes, scored is not None and lift is None
+        return cls(
+            axes=axes,
+            normalize=problem.normalize,
+            dropout_rate=problem.dropout_rate,
+            compute=problem.query.dtype,
+            width=cast(Any, scored)[0].tile_width(axes.query_width) if definition else 1,
+            lifted=lift is not None,
+            wide_features=lift is not None and lift.expansion is not None,
+            sizes=sizes,
+            platform=platform,
+        )
+
+    def lay(self, operands: Operands, allowed: Allowed) -> tuple[TilePlan, Operands, Allowed]:
+        """Picks tile sizes and pads every array to whole blocks."""
+        axes, value = self.axes, operands.value
+        if operands.key and operands.key[0].shape[1] != axes.K:  # one score per head: no sharing
+            value = None if value is None else jnp.repeat(value, axes.N // axes.K, axis=1)
+            operands, axes = replace(operands, value=value), replace(axes, K=axes.N)
+        if axes.K > 1 and _heads_are_alike(axes, operands, allowed):
+            axes, operands, allowed = _heads_as_examples(axes, operands, allowed)
+        value = operands.value
+        wide = accumulation_dtype(self.compute, *([] if value is None else [value.dtype]))
+        sizes = self.sizes or default_tiling(
+            axes, self.wide_features, self.width, not allowed.everything(), self.platform
+        )
+        plan = TilePlan(
+            axes=axes,
+            tiling=_fit(sizes, axes),
+            normalize=self.normalize,
+            dropout_rate=self.dropout_rate,
+            lifted=self.lifted,
+            wide=wide,
+            product=product_dtype(self.platform, self.compute, wide),
+            value_dtype=None if value is None else value.dtype,
+        )
+        rows, keys = plan.query_blocks * plan.tiling.block_q, plan.key_blocks * plan.tiling.block_k
+        operands = Operands(
+            operands.score,
+            operands.expansion,
+            jax.tree.map(lambda a: pad_rows(a, -2, rows), operands.query),
+            jax.tree.map(lambda a: pad_rows(a, -2, keys), operands.key),
+            None if value is None else pad_rows(value, 2, keys),
+            None if operands.bias is None else pad_rows(pad_rows(operands.bias, 2, rows), 3, keys),
+        )
+        return plan, operands, _pad_allowed(allowed, plan, rows, keys)
+
+
 def lay_out(
     problem: Problem,
     scored: tuple[Score, Array, Array] | None,
@@ -39,42 +124,14 @@ def lay_out(
     sizes: Tiling | None,
     platform: str,
 ) -> tuple[TilePlan, Operands, Allowed]:
-    """Picks tile sizes and pads every array to whole blocks."""
-    operands = make_operands(problem, scored, lift)
-    value, axes, allowed = problem.value, problem.axes, problem.allowed
-    if operands.key and operands.key[0].shape[1] != axes.K:  # one score per head: no sharing
-        value = None if value is None else jnp.repeat(value, axes.N // axes.K, axis=1)
-        operands, axes = replace(operands, value=value), replace(axes, K=axes.N)
-    if axes.K > 1 and _heads_are_alike(axes, operands, allowed):
-        axes, operands, allowed = _heads_as_examples(axes, operands, allowed)
-    value = operands.value
-    compute = problem.query.dtype
-    wide = accumulation_dtype(compute, *([] if value is None else [value.dtype]))
-    width = 1 if scored is None or lift is not None else scored[0].tile_width(axes.query_width)
-    skips = not allowed.everything()
-    plan = TilePlan(
-        axes=axes,
-        tiling=_fit(sizes or default_tiling(axes, lift, width, skips, platform), axes),
-        normalize=problem.normalize,
-        dropout_rate=problem.dropout_rate,
-        lifted=lift is not None,
-        wide=wide,
-        product=product_dtype(platform, compute, wide),
-        value_dtype=None if value is None else value.dtype,
-    )
-    rows, keys = plan.query_blocks * plan.tiling.block_q, plan.key_blocks * plan.tiling.block_k
-    operands = Operands(
-        operands.score,
-        operands.expansion,
-        jax.tree.map(lambda a: pad_rows(a, -2, rows), operands.query),
-        jax.tree.map(lambda a: pad_rows(a, -2, keys), operands.key),
-        None if value is None else pad_rows(value, 2, keys),
-        None if operands.bias is None else pad_rows(pad_rows(operands.bias, 2, rows), 3, keys),
-    )
-    return plan, operands, _pad_allowed(allowed, plan, rows, keys)
+    """A problem's operands, cut into tiles."""
+    layout = Layout.of(problem, scored, lift, sizes, platform)
+    return layout.lay(make_operands(problem, scored, lift), problem.allowed)
 
 
-def default_tiling(axes: Axes, lift: Lift | None, width: int, skips: bool, platform: str) -> Tiling:
+def default_tiling(
+    axes: Axes, wide_features: bool, width: int, skips: bool, platform: str
+) -> Tiling:
     """Tile sizes that keep a tile in cache on a CPU, and a GPU busy.
 
     `width` is the number of floats the definition holds per pair, 1 for a lift.
@@ -85,7 +142,6 @@ def default_tiling(axes: Axes, lift: Lift | None, width: int, skips: bool, platf
         return Tiling(axes.B, _even(axes.T, block_q), block_k)
     # Numbers in a tile. A definition's tile passes through the cache once per number of width.
     budget = (1 << 19) if width == 1 else (1 << 21) // width
-    wide_features = lift is not None and lift.expansion is not None
     # Smaller blocks of keys where some can be left out: more of them are.
     longest = 512 if wide_features or width > 1 or skips else 1024
     block_k = _even(axes.S, max(64, min(longest, budget // 64)))

@@ -57,12 +57,32 @@ class LiftFacts(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Ring:
+    """The devices along one axis of a mesh, which share a sequence in their order."""
+
+    mesh: Any
+    axis: str
+
+    def __post_init__(self) -> None:
+        if self.axis not in self.mesh.shape:
+            raise ValueError(
+                f"sequence_axis must name an axis of the mesh. Got {self.axis!r}, mesh "
+                f"{dict(self.mesh.shape)}."
+            )
+
+    @property
+    def size(self) -> int:
+        return self.mesh.shape[self.axis]
+
+
+@dataclass(frozen=True)
 class Request:
     """One call of attend, without its data.
 
     Attributes:
         dtype: of query and key, after promotion.
         value_dtype: None where only the weights are asked for.
+        over: the devices that share the sequence; None: it is whole.
     """
 
     axes: Axes
@@ -74,6 +94,7 @@ class Request:
     bias: bool = False
     mask: MaskFacts = field(default_factory=MaskFacts)
     device: Device = field(default_factory=lambda: device_of(None))
+    over: Ring | None = None
 
     @property
     def pairs(self) -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from regard.dropout import keep_scale
+from regard.dropout import Draw, keep_scale
 from regard.mask import Allowed
 from regard.normalize import Normalizer
 from regard.pool.problem import Problem
@@ -118,7 +118,12 @@ class Tiles:
     """The tiles of one group of examples."""
 
     def __init__(
-        self, plan: TilePlan, operands: Operands, allowed: Allowed, seed: Array | None, group: Array
+        self,
+        plan: TilePlan,
+        operands: Operands,
+        allowed: Allowed,
+        seed: Array | Draw | None,
+        group: Array,
     ):
         self.plan, self.seed, self.group = plan, seed, group
         size = plan.tiling.block_b
@@ -279,10 +284,14 @@ class Tiles:
         example = self.group * tiling.block_b + jnp.arange(tiling.block_b, dtype=jnp.int32)
         head = jnp.arange(axes.N, dtype=jnp.int32)
         query = iq * tiling.block_q + jnp.arange(tiling.block_q, dtype=jnp.int32)
-        row = (example[:, None] * axes.N + head[None, :])[..., None] * axes.T + query[None, None]
+        keys, words, T = self.key_indices(ik), self.seed, axes.T
+        if isinstance(words, Draw):
+            draw = words
+            query, keys = draw.queries.at[query].get(mode="clip"), keys + draw.first_key
+            words, T = draw.words, draw.T
+        row = (example[:, None] * axes.N + head[None, :])[..., None] * T + query[None, None]
         rows = row.reshape(*self.plan.lead, tiling.block_q, 1)  # [b, N, q] -> [Z, q, 1]
-        keys, rate = self.key_indices(ik), self.plan.dropout_rate
-        keep = keep_scale(self.seed, rows, keys, rate, self.plan.wide)
+        keep = keep_scale(words, rows, keys, self.plan.dropout_rate, self.plan.wide)
         return self._flip(self._apart(keep)) if flipped else keep
 
     def key_indices(self, ik: Array, flipped: bool = False) -> Array:

@@ -1,0 +1,73 @@
+"""Ring attention equals attention on one device: outputs, gradients, dropout, odd lengths."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import regard
+import ring_cases
+
+HERE = Path(__file__).resolve().parent.parent
+NAMES = [*ring_cases.CASES, "batch and sequence", "no gather"]
+
+
+# Several cases share a process, which takes seconds to start; two let two workers share the work.
+@pytest.mark.parametrize("names", [NAMES[0::2], NAMES[1::2]], ids=["even", "odd"])
+def test_the_ring_equals_the_definition(names):
+    """In a process of its own: the number of devices cannot be changed later."""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, str(HERE / "ring_cases.py"), *names],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    said = [f"{'causal' if name == 'batch and sequence' else name} ok" for name in names]
+    assert done.stdout.splitlines() == said
+
+
+@pytest.fixture
+def mesh():
+    return jax.make_mesh((1,), ("seq",))
+
+
+@pytest.fixture
+def x():
+    return jnp.asarray(np.random.default_rng(0).standard_normal((2, 9, 4)), jnp.float32)
+
+
+def test_a_ring_of_one_is_attention(mesh, x):
+    mask = regard.Mask.causal()
+    got = regard.attend(x, x, x, mask=mask, mesh=mesh, sequence_axis="seq")
+    np.testing.assert_allclose(got, regard.attend(x, x, x, mask=mask), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(normalize=regard.Sparsemax()), "Sparsemax needs whole rows"),
+        (dict(normalize=regard.Hard()), "Hard needs whole rows"),
+        (dict(bias=np.zeros((9, 9), np.float32)), "no bias= per pair"),
+        (dict(mask=np.ones((9, 9), bool)), "lengths, causal order and windows only"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(mesh, x, settings, message):
+    with pytest.raises(NotImplementedError, match=f"mesh axis 'seq' cannot do this: .*{message}"):
+        regard.attend(x, x, x, **settings, mesh=mesh, sequence_axis="seq")
+
+
+def test_arguments_that_do_not_fit_together_are_refused(mesh, x):
+    with pytest.raises(ValueError, match=r"Got 'sequence', mesh \{'seq': 1\}"):
+        regard.attend(x, x, x, mesh=mesh, sequence_axis="sequence")
+    with pytest.raises(ValueError, match="mesh= goes with sequence_axis="):
+        regard.attend(x, x, x, mesh=mesh)
+    with pytest.raises(ValueError, match="must be None or 'ring'. Got 'reference'"):
+        regard.attend(x, x, x, mesh=mesh, sequence_axis="seq", implementation="reference")

@@ -1,0 +1,102 @@
+"""Run by test_ring.py in a process with 8 virtual CPU devices: the ring beside the definition."""
+
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import regard
+
+TOLERANCE = 1e-5  # relative to the largest entry, float32
+B, N, K = 2, 4, 2
+rng = np.random.default_rng(0)
+
+
+def draw(*shape):
+    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+
+def additive(scale):
+    return regard.Additive(scale * draw(6, 5), scale * draw(6, 5), draw(5))
+
+
+CAUSAL = dict(mask=regard.Mask.causal())
+CASES = {
+    "dot": (64, 64, {}),
+    "odd lengths, one example empty": (61, 37, dict(valid_lens=jnp.array([30, 0]))),
+    "lengths per query": (40, 48, dict(valid_lens=jnp.asarray(rng.integers(0, 49, (B, 40))))),
+    "causal": (61, 61, CAUSAL),
+    "causal, more keys than queries": (24, 50, CAUSAL),
+    "causal window and dropout": (
+        50,
+        50,
+        dict(
+            mask=regard.Mask.causal() & regard.Mask.window(17, 0),
+            dropout_rate=0.25,
+            dropout_rng=jax.random.key(7),
+        ),
+    ),
+    "gaussian": (33, 40, dict(score=regard.Gaussian(1.3))),
+    "bilinear": (33, 40, dict(score=regard.Bilinear(draw(6, 6)))),
+    "additive": (33, 40, dict(score=additive(0.3))),
+    "additive, out of the lift's range": (33, 40, dict(score=additive(40.0))),
+    "kernel": (33, 40, dict(normalize=regard.Kernel(jax.nn.softplus))),
+    "cone, causal": (40, 40, dict(normalize=regard.Cone(jax.nn.softplus), **CAUSAL)),
+    "uniform": (33, 40, dict(normalize=regard.Uniform(), valid_lens=jnp.array([12, 40]))),
+}
+
+
+def compare(name, mesh, batch):
+    T, S, settings = CASES[name]
+    arrays = draw(B, T, N, 6), draw(B, S, K, 6), draw(B, S, K, 3)
+    cotangent = draw(B, T, N, 3)
+    score = settings.get("score", regard.Dot())
+
+    def run(score, arrays, **how):
+        def loss(score, arrays):
+            out = regard.attend(*arrays, **{**settings, "score": score}, **how)
+            return jnp.sum(out * cotangent), out
+
+        (_, out), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(score, arrays)
+        return out, grads
+
+    expected = jax.jit(lambda *a: run(*a, implementation="reference"))(score, arrays)
+    over = dict(mesh=mesh, sequence_axis="seq")
+    got = jax.jit(lambda *a: run(*a, **over))(score, jax.device_put(arrays, batch))
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        scale = max(float(jnp.abs(b).max()), 1e-6)
+        np.testing.assert_allclose(a / scale, b / scale, atol=TOLERANCE, err_msg=name)
+    print(name, "ok", flush=True)
+
+
+def no_gather(mesh):
+    """The compiled program moves shares to neighbors, and never puts a sequence together."""
+    sharded = NamedSharding(mesh, P(None, "seq"))
+    x = jax.ShapeDtypeStruct((1, 1024, 16), jnp.float32, sharding=sharded)
+
+    def loss(q, k, v):
+        mask = regard.Mask.causal()
+        return regard.attend(q, k, v, mask=mask, mesh=mesh, sequence_axis="seq").sum()
+
+    text = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(x, x, x).compile().as_text()
+    assert re.search(r"\bcollective-permute", text)
+    assert not re.search(r"\ball-gather|\ball-to-all", text), "a sequence is put together"
+    print("no gather ok")
+
+
+if __name__ == "__main__":
+    assert jax.device_count() == 8, jax.devices()
+    eight = jax.make_mesh((8,), ("seq",), axis_types=(AxisType.Auto,))
+    mixed = jax.make_mesh((2, 4), ("data", "seq"), axis_types=(AxisType.Auto,) * 2)
+    shared = NamedSharding(mixed, P("data"))
+    for name in sys.argv[1:]:
+        if name == "no gather":
+            no_gather(eight)
+        elif name == "batch and sequence":
+            compare("causal", mixed, shared)
+        else:
+            compare(name, eight, NamedSharding(eight, P()))
