@@ -22,7 +22,8 @@ from regard.pool.layout import forced_tiling
 from regard.pool.pallas import Target, pallas
 from regard.pool.problem import Problem
 from regard.pool.reference import dense_weights, reference, reference_scores
-from regard.pool.ring import Ring, ring, ring_of
+from regard.pool.request import Ring
+from regard.pool.ring import ring, ring_of
 from regard.pool.tiles import Tiling
 from regard.pool.ways import blockwise_weights
 from regard.score.additive import LiftPolicy, lift_policy

@@ -69,5 +69,5 @@ def test_arguments_that_do_not_fit_together_are_refused(mesh, x):
         regard.attend(x, x, x, mesh=mesh, sequence_axis="sequence")
     with pytest.raises(ValueError, match="mesh= goes with sequence_axis="):
         regard.attend(x, x, x, mesh=mesh)
-    with pytest.raises(ValueError, match="must be None or 'ring'. Got 'reference'"):
+    with pytest.raises(ValueError, match=r"must be None or 'ring'\. Got 'reference'"):
         regard.attend(x, x, x, mesh=mesh, sequence_axis="seq", implementation="reference")
