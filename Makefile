@@ -22,7 +22,7 @@ help: ## say what there is to make
 	@echo "regard: make one of"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed-cli ## a tour on the terminal (under a minute)
+demo: $(VENV)/.installed-translate,show ## translate, then train a model from scratch (3 minutes)
 	@$(BIN)/regard demo
 
 test: $(VENV)/.installed-dev ## every test and every docstring example

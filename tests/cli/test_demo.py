@@ -1,103 +1,172 @@
-"""The tour: every stop runs, fits 80 columns, and what it shows is what it claims."""
+"""The demo, with a model that learns next to nothing: its parts, its figures, and its pictures."""
 
 import io
+import json
 import re
+import sys
+import types
 
 import numpy as np
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-import regard
-from regard.cli import demo, shades
-from regard.cli.app import app
+from regard.cli import demo
+from regard.seq2seq import held_out, host_memory
+from regard.seq2seq.alignment import Links
+from regard.seq2seq.corpus import Pair
+from regard.seq2seq.metrics import AlignmentScore, Score
+from regard.seq2seq.settings import Settings
+from regard.seq2seq.tokenizer_pair import TokenizerPair
+from seq2seq.tiny import quick_compilation  # noqa: F401, a fixture
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(demo.command)
+
+TINY = {
+    "data": {"grammar": 60, "scope": "demo", "valid_sentences": 8},
+    "tokenizer": {"kind": "word", "joint": False},
+    "batches": {"tokens": 320, "buckets": [18]},
+    "model": {"embedding": 8, "encoder": 8, "decoder": 16},
+    "recipe": {"epochs": 1, "max_steps": 2, "log_every": 1, "average": 1},
+}
 
 
-def shown(stop, *args, color_system=None) -> str:
-    """What a stop of the tour prints on a terminal of 80 columns."""
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """A demo in small, what it printed, and its folder; the bundled model is said to be missing."""
+    folder = tmp_path_factory.mktemp("demo")
+    recipe = folder / "tiny.json"
+    recipe.write_text(json.dumps(TINY), encoding="utf-8")
+    (folder / "out" / "run").mkdir(parents=True)
+    (folder / "out" / "run" / "settings.json").write_text("an earlier run's", encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_memory, "keep_freed_memory", lambda: False)
+        patch.setitem(sys.modules, "regard.seq2seq.translator", missing_bundle())
+        words = ["--folder", folder / "out", "--recipe", recipe, "--held-out", "10"]
+        return CliRunner().invoke(app, [str(word) for word in words]), folder / "out"
+
+
+def missing_bundle():
+    class Translator:
+        @classmethod
+        def load(cls, folder):
+            raise FileNotFoundError("no bundled model in this build")
+
+    return types.SimpleNamespace(Translator=Translator)
+
+
+def test_it_says_first_how_long_it_takes(shown):
+    result, _ = shown
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    start, _, _ = result.stdout.partition("1  English to French")
+    assert "3 minutes on two cores" in start
+
+
+def test_a_missing_bundled_model_is_told_and_the_rest_goes_on(shown):
+    result, _ = shown
+    assert "no bundled model in this build" in " ".join(result.stdout.split())
+    assert "2  A small model" in result.stdout
+    assert "3  How good it is" in result.stdout
+
+
+def test_promises_that_are_not_kept_are_told_and_fail(shown):
+    result, _ = shown
+    assert re.search(r"exact match +0\.0 % +at least 95 % +NOT KEPT", result.stdout)
+    assert re.search(r"alignment error rate +[\d.]+ % +at most 15 % +NOT KEPT", result.stdout)
+    assert re.search(r"BLEU +[\d.]+", result.stdout)
+    assert result.exit_code == 1
+
+
+def test_it_leaves_pictures_and_a_model(shown):
+    result, folder = shown
+    for name in ("curves.png", "alignment-1.png", "alignment-2.png", "alignment-3.png"):
+        assert (folder / name).read_bytes()[:4] == b"\x89PNG"
+        assert f"picture: {folder / name}" in result.stdout
+    assert TokenizerPair.load(folder / "run" / "model").source.size > 50
+    assert Settings.load(folder / "run" / "settings.json").data.grammar == 60
+
+
+def test_it_fits_the_terminal(shown):
+    result, _ = shown
+    lines = [line for line in result.stdout.splitlines() if "/" not in line]  # but for paths
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("years of work", encoding="utf-8")
+    with pytest.raises(FileExistsError, match="there is something else in it"):
+        demo._fresh(tmp_path / "run")
+    assert (tmp_path / "run" / "thesis.tex").exists()
+
+
+def test_the_bundled_model_is_shown_with_its_maps(monkeypatch):
+    class Translator:
+        @classmethod
+        def load(cls, folder):
+            assert folder is None, "None is the bundled model"
+            return cls()
+
+        def translate(self, texts):
+            words = dict(source_words=("a", "b"), target_words=("x", "y"))
+            weights = np.array([[0.25, 0.75], [1.0, 0.0]])
+            return [
+                [types.SimpleNamespace(text=f"<{text}>", weights=weights, **words)]
+                for text in texts
+            ]
+
+    module = types.SimpleNamespace(Translator=Translator)
+    monkeypatch.setitem(sys.modules, "regard.seq2seq.translator", module)
     out = io.StringIO()
-    terminal = color_system is not None
-    console = Console(
-        file=out, width=80, highlight=False, color_system=color_system, force_terminal=terminal
-    )
-    stop(console, *args)
-    return out.getvalue()
+    demo._show_bundled(Console(file=out, width=80))
+    for sentence in demo.SENTENCES:
+        assert f"→ <{sentence}>" in out.getvalue()
+    assert out.getvalue().count(".75") == len(demo.SENTENCES)
 
 
-@pytest.mark.parametrize("color_system", [None, "standard", "truecolor"])
+def judged(exact: float, aer: float) -> held_out.Judged:
+    links = Links({(0, 1), (1, 0)})
+    pair = Pair("a b", "x y", links)
+    straight = Pair("a b", "x y", Links({(0, 0), (1, 1)}))
+    scores = Score(90.0, ""), exact, AlignmentScore(aer, 80.0, 80.0)
+    return held_out.Judged([straight, pair], ["x y", "x y"], [np.eye(2)] * 2, *scores)
+
+
 @pytest.mark.parametrize(
-    ("stop", "args"),
+    ("exact", "aer", "words"),
     [
-        (demo.weight_regimes, ()),
-        (demo.four_scores, ()),
-        (demo.masked_batch, ()),
-        (demo.long_sequence, (300,)),
+        (95.0, 15.0, ["kept", "kept"]),
+        (94.9, 15.1, ["NOT KEPT"] * 2),
+        (99, 16, ["kept", "NOT KEPT"]),
     ],
 )
-def test_every_stop_fits_the_terminal(stop, args, color_system):
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown(stop, *args, color_system=color_system))
-    assert max(map(len, text.replace("\r", "\n").splitlines())) <= 80
-    assert "…" not in text, "something was cut off"
+def test_the_figures_are_compared_with_the_promises(exact, aer, words):
+    out = io.StringIO()
+    Console(file=out, width=80).print(demo._figures(judged(exact, aer)))
+    assert re.findall(r"% +((?:NOT )?(?:KEPT|kept))", out.getvalue()) == words
 
 
-def test_the_regimes_answer_as_they_should():
-    lines = shown(demo.weight_regimes).splitlines()
-    (answers,) = [re.findall(r"([\d.]+) °C", line) for line in lines if " answer " in line]
-    (sums,) = [line.split()[1:] for line in lines if line.split()[:1] == ["sum"]]
-    softmax, sparsemax, kernel, cone, hard, uniform = map(float, answers)
-    for average in (softmax, sparsemax, kernel):
-        assert 9 < average < 19  # between March and June
-    assert cone > max(demo.DEGREES)  # a sum, not an average
-    assert hard == demo.DEGREES[demo.MONTHS.index("Apr")]
-    assert uniform == pytest.approx(np.mean(demo.DEGREES), abs=0.05)
-    assert [float(total) == 1 for total in sums] == [True, True, True, False, True, True]
+def test_sentences_whose_words_change_places_are_shown_first():
+    assert demo._worth_showing(judged(99, 1)) == [1, 0]
 
 
-def test_the_empty_sentence_gives_zeros_and_nan_reaches_nothing():
-    text = shown(demo.masked_batch)
-    assert re.search(r"^ +0 +(NaN +· +){5}0\.0 +0\.00, +0\.00$", text, re.MULTILINE)
-    assert "are finite: yes" in text
-    assert re.search(r"gradient at the\s+padding: 0\.", text)
+def test_the_promises_are_those_of_the_issue():
+    assert (demo.PROMISED_MATCH, demo.PROMISED_AER) == (95, 15)
+    recipe = Settings.named("demo")
+    assert recipe.data.grammar
+    assert recipe.data.scope == "demo"
 
 
-def test_the_long_stop_reports_a_small_error():
-    text = shown(demo.long_sequence, 300)
-    (error,) = re.findall(r"largest relative error +(\S+)", text)
-    assert float(error) < 1e-2
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 17])
-def test_the_long_stop_may_be_short(tokens):
-    assert "largest relative error" in shown(demo.long_sequence, tokens)
-
-
-def test_version_and_help():
-    runner = CliRunner()
-    assert runner.invoke(app, ["--version"]).output == f"regard {regard.__version__}\n"
-    for words in ([], ["--help"], ["demo", "--help"]):
-        assert "Usage" in runner.invoke(app, words).output
-    assert runner.invoke(app, ["demo", "--tokens", "0"]).exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("weight", "expected"),
-    [(0.0, "·"), (0.001, ".00"), (0.31, ".31"), (0.994, ".99"), (0.996, "1.0"), (2.5, "2.5")],
-)
-def test_numbers_take_three_characters(weight, expected):
-    assert shades.number(weight) == expected
-
-
-@pytest.mark.parametrize(
-    ("weight", "expected"),
-    [(0, "    "), (1, "████"), (0.5, "██  "), (0.25 + 1 / 32, "█▏  "), (7, "████"), (-1, "    ")],
-)
-def test_bars_measure_eighths(weight, expected):
-    assert shades.bar(weight, 4).plain == expected
-
-
-def test_heatmaps_tell_zero_from_small():
-    drawn = shades.heatmap([[0.0, 0.001], [0.2, 0.4]], in_color=False).plain
-    assert drawn == "·   \n▒▒██"
-    assert shades.heatmap([[0.0]], in_color=False).plain == "· "
-    ends = [shades.color(weight) for weight in (-1, 0, 1, 2)]
-    assert ends == [(68, 1, 84), (68, 1, 84), (253, 231, 37), (253, 231, 37)]
+def test_pairs_without_gold_or_too_long_cannot_be_judged():
+    pairs = [Pair("a b", "x y")]
+    tokenizers = TokenizerPair.train(pairs, kind="word")
+    batches = Settings.named("demo").batches
+    with pytest.raises(ValueError, match=r"must have gold links\. Got 'a b'"):
+        held_out.judge(None, tokenizers, pairs, batches)
+    long = [Pair("a " * 99, "x", Links({(0, 0)})), Pair("a", "x", Links({(0, 0)}))]
+    with pytest.raises(ValueError, match=r"must fit into a bucket\. Got 1"):
+        held_out.judge(None, tokenizers, long, batches)

@@ -18,9 +18,9 @@ VOCAB = 9
 CONFIG = Config(
     source_vocab=VOCAB,
     target_vocab=VOCAB,
-    embedding=8,
-    encoder=8,
-    decoder=16,
+    embedding=16,
+    encoder=16,
+    decoder=32,
     embedding_dropout=0.1,
     annotation_dropout=0.1,
     output_dropout=0.1,
@@ -72,13 +72,12 @@ if __name__ == "__main__":
     from regard.seq2seq.training import train
 
     folder, *rest = sys.argv[1:]
-    recipe = dataclasses.replace(RECIPE)
     train(
         CONFIG,
-        recipe,
+        RECIPE,
         training_data(),
         folder,
-        validation=validation(),
+        validation=dataclasses.replace(validation(), bleu=None),
         resume=bool(rest),
         progress=Telling(),
     )

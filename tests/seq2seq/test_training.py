@@ -22,8 +22,9 @@ from regard.seq2seq.search import SearchOptions
 from regard.seq2seq.training import train
 from regard.seq2seq.validation import Validation, Validator, translate_batches
 from seq2seq import reversing
-from seq2seq.tiny import (  # noqa: F401, a fixture
+from seq2seq.tiny import (  # noqa: F401, fixtures
     CONFIGS,
+    kept_programs,
     quick_compilation,
     random_model,
     some_batch,
@@ -31,7 +32,7 @@ from seq2seq.tiny import (  # noqa: F401, a fixture
 
 TESTS = Path(__file__).resolve().parent.parent
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
 
 
 class Heard(Progress):
@@ -63,10 +64,9 @@ def run(tmp_path_factory):
     recipe = Recipe(
         epochs=12, learning_rate=1e-2, stop_on="bleu", average=3, log_every=20, warmup_steps=10
     )
-    config = dataclasses.replace(reversing.CONFIG, encoder=16, decoder=32, embedding=16)
     heard = Heard()
     result = train(
-        config,
+        reversing.CONFIG,
         recipe,
         reversing.training_data(400),
         folder,
@@ -136,7 +136,7 @@ def test_translations_come_in_the_order_of_the_pairs(run):
     result = run[3]
     held_out = reversing.pairs(30, seed=2)
     one = SearchOptions(beam=1, dtype="float32")
-    shapes = [dict(buckets=(8,), tokens=64), dict(buckets=(4, 6, 8), tokens=64)]
+    shapes = [dict(buckets=(8,), tokens=64), dict(buckets=(5, 8), tokens=64)]
     batches = [reversing.Batches(held_out, shuffle=False, **shape) for shape in shapes]
     first, second = (translate_batches(result.model, b, one) for b in batches)
     third = translate_batches(result.model, list(batches[0]), one)
@@ -177,7 +177,7 @@ def test_it_stops_when_it_gets_no_better_and_lowers_the_rate_before(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_path):
-    recipe = Recipe(epochs=2, learning_rate=1e37, checkpoint_every=1, log_every=4, clip_norm=1e3)
+    recipe = Recipe(epochs=2, learning_rate=1e37, checkpoint_every=1, log_every=4)
     with pytest.raises(NonFiniteError) as caught:
         train(reversing.CONFIG, recipe, reversing.training_data(), tmp_path / "run")
     message = str(caught.value)
@@ -197,14 +197,14 @@ def test_the_cause_is_the_first_array_that_is_not_finite():
         params[name][...] = params[name][...].at[..., -1].set(value)
         return nnx.merge(graph, params)
 
-    assert cause_of(spoiled("output_bias", np.nan), batch, 0.1) == (
+    assert cause_of(spoiled("output_bias", np.nan), batch, 0.0) == (
         "parameters are not finite: output_bias"
     )
-    cause = cause_of(spoiled("output_bias", 3e38), batch, 0.1)
+    cause = cause_of(spoiled("output_bias", 3e38), batch, 0.0)
     assert cause.startswith("the loss of finite logits is inf; the largest parameter is 3e+38")
     cause = cause_of(spoiled("target_embedding", 3e38), batch, 0.0)
     assert cause.startswith("the loss is finite, its gradient is not: decoder.")
-    assert cause_of(random_model(), batch, 0.1).startswith("without dropout, loss and gradient are")
+    assert cause_of(random_model(), batch, 0.0).startswith("without dropout, loss and gradient are")
 
 
 def test_two_devices_do_what_one_does(tmp_path):
@@ -288,7 +288,7 @@ def test_stopping_on_bleu_needs_bleu(tmp_path):
 # Models as files.
 
 
-@pytest.mark.parametrize("name", ["additive", "deep lstm, fixed", "tied"])
+@pytest.mark.parametrize("name", ["additive", "deep lstm, fixed", "lstm, tied"])
 def test_a_model_is_read_as_it_was_written(name, tmp_path):
     model = random_model(CONFIGS[name])
     save_model(tmp_path, model)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.experimental.compilation_cache import compilation_cache
 
 from regard.seq2seq.batches import Batch
 from regard.seq2seq.config import ATTENTIONS, Config
@@ -31,13 +32,11 @@ CONFIG = Config(
 # Every attention, and each other choice once.
 CONFIGS = {
     **{attention: dataclasses.replace(CONFIG, attention=attention) for attention in ATTENTIONS},
-    "lstm": dataclasses.replace(CONFIG, cell="lstm"),
-    "deep": dataclasses.replace(CONFIG, encoder_layers=2, decoder_layers=3),
+    "lstm, tied": dataclasses.replace(CONFIG, cell="lstm", tie="all"),
+    "deep": dataclasses.replace(CONFIG, encoder_layers=2, decoder_layers=3, tie="none"),
     "deep lstm, fixed": dataclasses.replace(
         CONFIG, encoder_layers=2, decoder_layers=2, cell="lstm", attention="none"
     ),
-    "untied": dataclasses.replace(CONFIG, tie="none"),
-    "tied": dataclasses.replace(CONFIG, tie="all"),
 }
 
 
@@ -73,3 +72,18 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def kept_programs(tmp_path_factory):
+    """Each call of `train` compiles a step of its own: the same program again, found on disk."""
+    _keep_programs(str(tmp_path_factory.mktemp("programs")), seconds=0.2, size=-1)
+    yield
+    _keep_programs(None, seconds=1.0, size=0)  # JAX's own
+
+
+def _keep_programs(folder: str | None, seconds: float, size: int) -> None:
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", size)
+    compilation_cache.reset_cache()  # or it stays as it was at the first compilation

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import regard
-from regard.cli import bench, demo
+from regard.cli import align, bench, demo, evaluate, export, serve, tour, train, translate
 
 app = typer.Typer(
     name="regard",
@@ -16,6 +16,13 @@ app = typer.Typer(
 )
 
 app.command("demo")(demo.command)
+app.command("tour")(tour.command)
+app.command("train")(train.command)
+app.command("translate")(translate.command)
+app.command("align")(align.command)
+app.command("evaluate")(evaluate.command)
+app.command("export")(export.command)
+app.command("serve")(serve.command)
 app.command("bench")(bench.command)
 
 

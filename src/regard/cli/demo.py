@@ -1,301 +1,219 @@
-"""`regard demo`: a tour of attention on the terminal, in four stops and under a minute.
+"""`regard demo`: translate with the bundled model, then train one from scratch and judge it.
 
-Each stop computes something small with the public names and draws it; read in order, they are a
-short tutorial too. How weights are drawn is in shades.py.
+Everything runs here and now: the second model starts from random numbers and learns the embedded
+grammar in about two minutes. What a training run shows is train_run.py.
 """
 
-import math
+import itertools
+import shutil
 import time
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import typer
 from rich.console import Console, RenderableType
 from rich.padding import Padding
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-import regard
-from regard.cli import shades
+from regard.cli import train_run
 
-TOKENS = 16_384
+if TYPE_CHECKING:
+    from regard.seq2seq.held_out import Judged
+    from regard.show import AttentionMap
+
 WIDTH = 80
+MINUTES = 3  # on two cores, of which training has two
 
-# Mean temperature of each month in °C, rounded: about those of Paris.
-MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-DEGREES = (5, 6, 9, 12, 16, 19, 21, 21, 17, 13, 9, 6)
+SENTENCES = (
+    "Where is the library?",
+    "She does not want to see the red car.",
+    "I think that my brother is still sleeping.",
+)
 
-SENTENCES = ("we look at the sky", "birds can fly", "hello", "")
+HELD_OUT = 500  # sentences that the small model is judged on
+PROMISED_MATCH, PROMISED_AER = 95.0, 15.0  # percent: at least, at most
+PICTURES = 3
 
 
 def command(
-    tokens: Annotated[
-        int, typer.Option(min=1, help="Queries and keys of the last stop, the long one.")
-    ] = TOKENS,
+    folder: Annotated[
+        Path, typer.Option("--folder", help="Where the pictures and the trained model go.")
+    ] = Path("runs/demo"),
+    recipe: Annotated[str, typer.Option(hidden=True)] = "demo",
+    held_out: Annotated[int, typer.Option(hidden=True, min=1)] = HELD_OUT,
 ) -> None:
-    """Take a tour on the terminal: weight regimes, scores, masks, and a long sequence."""
+    """Translate with the bundled model, then train a small one: under 4 minutes on two cores."""
     console = Console(width=min(WIDTH, Console().width), highlight=False)
+    begun = time.monotonic()
     console.print()
-    console.rule(f"[bold]regard {regard.__version__}[/] · attention you can look at")
-    weight_regimes(console)
-    four_scores(console)
-    masked_batch(console)
-    long_sequence(console, tokens)
-    console.print("\n[dim]Next:[/] README.md, [bold]help(regard.attend)[/], [bold]make test[/]")
-
-
-def weight_regimes(console: Console) -> None:
-    """One query over a database with names, under each weight regime."""
-    heading(
-        console,
-        "1  One query, six weight regimes",
-        """A database: its keys are the months, placed on the circle of the year, and its values
-        their temperatures. The query is a day: how warm is the 20th of April? One Gaussian score
-        says how near each month is; six regimes turn that into weights (· is exactly 0).""",
+    console.rule("[bold]regard[/] · a translator that shows where it looks")
+    console.print(
+        f"\nThis takes about {MINUTES} minutes on two cores, most of it to train a model from "
+        "scratch."
     )
-    query = on_the_year([3 + 20 / 30])  # [T, Hq] = [1, 2]: 20 days into the fourth month
-    key = on_the_year([month + 0.5 for month in range(12)])  # [S, Hk] = [12, 2]: mid-months
-    value = jnp.array(DEGREES, jnp.float32)[:, None]  # [S, V] = [12, 1]
+    with train_run.plain_errors():
+        _show_bundled(console)
+        kept = _train_and_judge(console, folder, recipe, held_out)
+        console.print(f"\nAll of it took {time.monotonic() - begun:.0f} seconds.")
+    if not kept:
+        raise typer.Exit(1)
 
-    def epanechnikov(score):
-        return jnp.maximum(0, 1 + score)
 
-    regimes = {
-        "Softmax": regard.Softmax(),
-        "Sparsemax": regard.Sparsemax(),
-        "Kernel": regard.Kernel(epanechnikov),
-        "Cone": regard.Cone(epanechnikov),
-        "Hard": regard.Hard(),
-        "Uniform": regard.Uniform(),
-    }
-    table = plain_table(show_footer=True, footer_style="")
-    table.add_column("", footer="\nsum\nanswer")
-    table.add_column("°C", justify="right", style="dim")
-    columns = []
-    for name, normalize in regimes.items():
-        out, weights = regard.attend(
-            query, key, value, score=regard.Gaussian(0.6), normalize=normalize, return_weights=True
+def _show_bundled(console: Console) -> None:
+    """A few sentences by the model that comes with the package."""
+    _heading(console, "1  English to French, by the bundled model")
+    try:
+        from regard.seq2seq.translator import Translator
+        from regard.show import AttentionMap
+
+        begun = time.monotonic()
+        translator = Translator.load(None)
+        found = translator.translate(list(SENTENCES))
+    except (ImportError, OSError) as error:
+        _indented(
+            console, Text(f"The bundled model is not here, so this part is left out: {error}")
         )
-        columns.append(np.asarray(weights)[0])  # [S]
-        footer = Text(f"\n{float(weights.sum()):.2f}\n").append(
-            f"{float(out[0, 0]):.1f} °C", "bold"
-        )
-        table.add_column(name, footer=footer, no_wrap=True)
-    for row, (month, degrees) in enumerate(zip(MONTHS, DEGREES, strict=True)):
-        cells = [shades.bar(w[row], 5).append(f" {shades.number(w[row])}", "dim") for w in columns]
-        table.add_row(month, str(degrees), *cells)
-    indented(console, table, below=1)
-    indented(
+        return
+    for sentence, (best, *_) in zip(SENTENCES, found, strict=True):
+        _indented(console, Text(f"{sentence}\n→ {best.text}", style="bold"))
+        drawn = AttentionMap(best.weights, best.target_words, best.source_words)
+        drawn.print(width=WIDTH, console=console)
+        console.print()
+    taken = time.monotonic() - begun
+    _indented(
         console,
-        "Softmax, Sparsemax and Kernel average; Cone only sums, so its weights need not add up to "
-        "1; Hard looks up the nearest month; Uniform is the mean of the year.",
+        f"Each row is a French word: how much the model looked at each English one to write it.\n"
+        f"Loading, compiling and translating: {taken:.1f} s.",
     )
 
 
-def on_the_year(months: list[float]) -> jax.Array:
-    """Points on the circle of the year, 0 being its first day and 12 its last."""
-    angle = jnp.array(months, jnp.float32) * (2 * math.pi / 12)
-    return jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=-1)
+def _train_and_judge(console: Console, folder: Path, recipe: str, held_out: int) -> bool:
+    """Trains the small model, prints its figures beside the promises, and draws the pictures.
 
+    Returns:
+        Whether the promises are kept.
+    """
+    from regard.seq2seq.corpus import Grammar
+    from regard.seq2seq.held_out import judge
+    from regard.seq2seq.pairs import GRAMMAR_WORDS
+    from regard.seq2seq.settings import Settings
 
-def four_scores(console: Console) -> None:
-    """The same batch of two examples under each score, the weights as heatmaps."""
-    heading(
+    settings = Settings.named(recipe)
+    _heading(console, "2  A small model, from scratch")
+    _indented(
         console,
-        "2  The same batch, four scores",
-        """Eight points on a ring, and eight on a coil that winds outward; each point looks at all
-        points of its own example. A row is a query, a column a key; brighter is more weight.""",
+        "English–French sentences of the package's own grammar, which knows which word came from "
+        "which. Held out are combinations of words that no training sentence has.",
     )
-    angle = jnp.arange(8, dtype=jnp.float32) * (2 * math.pi / 8)
-    ring = jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=-1)  # [T, 2]
-    coil = ring * jnp.linspace(0.4, 1.6, 8, dtype=jnp.float32)[:, None]
-    points = 1.5 * jnp.stack([ring, coil])  # [B, T, 2]
+    run = _fresh(folder / "run")
+    begun = time.monotonic()
+    console.print()
+    result, ready = train_run.run_training(settings, run, Console(stderr=True, highlight=False))
+    trained = time.monotonic() - begun
 
-    query_rng, key_rng, vector_rng = jax.random.split(jax.random.key(7), 3)
-    random_network = regard.Additive(
-        jax.random.normal(query_rng, (2, 16), jnp.float32),
-        jax.random.normal(key_rng, (2, 16), jnp.float32),
-        jax.random.normal(vector_rng, (16,), jnp.float32),
+    _heading(console, "3  How good it is")
+    data = settings.data
+    words = min(data.max_words, GRAMMAR_WORDS)
+    test = list(Grammar(held_out, "test", scope=data.scope, max_words=words))
+    found = judge(result.model, ready.tokenizers, test, settings.batches)
+    judged = time.monotonic() - begun - trained
+    _indented(console, _figures(found))
+    _indented(
+        console,
+        "Aligned is each French word with the English one that was looked at most by the step "
+        "that writes it.\n"
+        f"Training took {trained:.0f} seconds, judging {judged:.0f}.\n",
     )
-    quarter_turn = jnp.array([[0, 1], [-1, 0]], jnp.float32)
-    scores = {
-        "Dot": (regard.Dot(), "same direction,\nlong keys first"),
-        "Gaussian": (regard.Gaussian(0.7), "near keys,\nlong or short"),
-        "Bilinear": (regard.Bilinear(2 * quarter_turn), "after a matrix:\na quarter turn"),
-        "Additive": (random_network, "a small network\n(here random)"),
-    }
-    table = plain_table(gap=2)
+    shown = _worth_showing(found)
+    for place in shown[:1]:
+        _indented(console, Text(f"{test[place].source}\n→ {found.texts[place]}", style="bold"))
+        _map_of(found, place).print(width=WIDTH, console=console)
+    console.print()
+    try:
+        for picture in _draw(folder, run, found, shown):
+            console.print(f"picture: {picture}", markup=False, soft_wrap=True)
+    except ImportError as error:  # all else has been shown
+        console.print(f"no pictures: {error}", markup=False)
+    model = run / "model"
+    following = f'next: regard translate --model {model} "The small cat sleeps."'
+    console.print(following, markup=False, soft_wrap=True)
+    console.print("      regard tour, regard train --help")
+    return all(kept for *_, kept in _promises(found))
+
+
+def _fresh(run: Path) -> Path:
+    """The run's folder, without the run that an earlier demo left there."""
+    from regard.seq2seq import settings, tokenizer_pair
+
+    if run.exists() and any(run.iterdir()):
+        ours = (settings.FILE, tokenizer_pair.FILE)  # one of them, where it was cut short
+        if not any((run / name).exists() for name in ours):
+            raise FileExistsError(
+                f"the demo trains in {run}, and there is something else in it. "
+                "Fix: --folder names another place."
+            )
+        shutil.rmtree(run)
+    return run
+
+
+def _figures(found: "Judged") -> Table:
+    """What was measured beside what was promised."""
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
+    table.add_column(f"on {len(found.pairs)} held-out sentences")
+    table.add_column("here", justify="right", style="bold")
+    table.add_column("promised", justify="right")
     table.add_column("")
-    panels = []
-    for name, (score, _) in scores.items():
-        table.add_column(name, no_wrap=True)
-        panels.append(np.asarray(regard.weights(points, points, score=score)))  # [B, T, S]
-    for example, label in enumerate(("ring", "coil")):
-        drawn = [shades.heatmap(panel[example], in_color=in_color(console)) for panel in panels]
-        table.add_row(label, *drawn)
-        table.add_row()
-    table.add_row("", *[Text(caption, "dim") for _, caption in scores.values()])
-    indented(console, table)
+    for name, value, promise, kept in _promises(found):
+        table.add_row(name, f"{value:.1f} %", promise, "kept" if kept else "NOT KEPT")
+    table.add_row("BLEU", f"{found.bleu.value:.1f}", "", "")
+    return table
 
 
-def masked_batch(console: Console) -> None:
-    """A batch of sentences of several lengths, one of them empty, with NaN in the padding."""
-    heading(
-        console,
-        "3  A masked batch",
-        """Four sentences, padded to five words; valid_lens says how many are real. The padding is
-        filled with NaN on purpose, and the last sentence has no words at all.""",
-    )
-    words = [sentence.split() for sentence in SENTENCES]
-    batch, longest = len(words), max(map(len, words))
-    valid_lens = jnp.array([len(sentence) for sentence in words])  # [B]
-    padding = (jnp.arange(longest)[None, :] >= valid_lens[:, None])[..., None]  # [B, S, 1]
-
-    query_rng, key_rng, value_rng = jax.random.split(jax.random.key(1), 3)
-    query = jax.random.normal(query_rng, (batch, 1, 8), jnp.float32)
-    key = jax.random.normal(key_rng, (batch, longest, 8), jnp.float32)
-    value = jax.random.normal(value_rng, (batch, longest, 2), jnp.float32)
-    key, value = jnp.where(padding, jnp.nan, key), jnp.where(padding, jnp.nan, value)
-
-    def look(key, value):
-        return regard.attend(query, key, value, valid_lens=valid_lens, return_weights=True)
-
-    (out, weights), pull_back = jax.vjp(look, key, value)
-    gradients = pull_back((jnp.ones_like(out), jnp.zeros_like(weights)))
-
-    table = plain_table()
-    table.add_column("length", justify="center")
-    for _ in range(longest):
-        table.add_column("", no_wrap=True)
-    table.add_column("sum", justify="right")
-    table.add_column("output", justify="right")
-    for example, sentence in enumerate(words):
-        cells = []
-        for position, weight in enumerate(np.asarray(weights)[example, 0]):
-            word = sentence[position] if position < len(sentence) else "NaN"
-            lit = shades.style(weight) if in_color(console) else ""
-            cells.append(Text(f"{word:<6}{shades.number(weight):>3}", lit if weight else "dim"))
-        total = f"{float(weights[example].sum()):.1f}"
-        answer = ", ".join(f"{number:5.2f}" for number in np.asarray(out)[example, 0])
-        table.add_row(str(len(sentence)), *cells, total, answer)
-    indented(console, table, below=1)
-
-    finite = all(bool(jnp.isfinite(array).all()) for array in (out, weights, *gradients))
-    leaked = max(float(jnp.where(padding, jnp.abs(array), 0).max()) for array in gradients)
-    indented(
-        console,
-        f"Output, weights and gradients are finite: [bold]{'yes' if finite else 'NO'}[/]. The "
-        f"largest gradient at the padding: [bold]{leaked:g}[/]. Nothing to look at gives zeros.",
-    )
+def _promises(found: "Judged") -> list[tuple[str, float, str, bool]]:
+    """What is promised: a name, what came of it, the promise in words, whether it is kept."""
+    exact, aer = found.exact, found.alignment.aer
+    return [
+        ("exact match", exact, f"at least {PROMISED_MATCH:.0f} %", exact >= PROMISED_MATCH),
+        ("alignment error rate", aer, f"at most {PROMISED_AER:.0f} %", aer <= PROMISED_AER),
+    ]
 
 
-def long_sequence(console: Console, tokens: int = TOKENS) -> None:
-    """Additive attention over a long sequence: its time, and its memory beside the textbook's."""
-    hidden = 64
-    how = (
-        "tanh(x + y) = 1 - 2 / (1 + e²ˣ e²ʸ) takes the exponentials out of the pairs"
-        if jax.default_backend() == "cpu"
-        else "it is a short sum of sines, the sine of a sum comes apart into products, and the "
-        "score is a dot product"
-    )
-    heading(
-        console,
-        f"4  Additive attention over {tokens:,} tokens",
-        f"""As textbooks write it, wᵀ tanh(W q + U k) makes {tokens:,} × {tokens:,} × {hidden}
-        numbers before it sums them. Here a block is scored at a time, and without a tanh:
-        {how}.""",
-    )
-    query_rng, key_rng, value_rng, *score_rngs = jax.random.split(jax.random.key(0), 6)
-    query = jax.random.normal(query_rng, (1, tokens, hidden), jnp.float32)
-    key = jax.random.normal(key_rng, (1, tokens, hidden), jnp.float32)
-    value = jax.random.normal(value_rng, (1, tokens, hidden), jnp.float32)
-    query_kernel, key_kernel, vector = (
-        jax.random.normal(rng, shape, jnp.float32) / math.sqrt(hidden)
-        for rng, shape in zip(score_rngs, [(hidden, hidden)] * 2 + [(hidden,)], strict=True)
-    )
+def _worth_showing(found: "Judged") -> list[int]:
+    """The sentences that were translated rightly and whose words change places most often."""
 
-    @jax.jit
-    def attend(query, key, value, score):
-        return regard.attend(query, key, value, score=score)
+    def crossings(place: int) -> int:
+        links = found.pairs[place].links
+        sure = sorted(links.sure) if links is not None else []
+        return sum(j > k for (_, j), (_, k) in itertools.pairwise(sure))
 
-    score = regard.Additive(query_kernel, key_kernel, vector)
-    with spinner(console) as progress:
-        task = progress.add_task("compiling")
-        start = time.perf_counter()
-        compiled = attend.lower(query, key, value, score).compile()
-        compiled_in = time.perf_counter() - start
-
-        progress.update(task, description=f"each of {tokens:,} tokens looks at {tokens:,}")
-        start = time.perf_counter()
-        out = jax.block_until_ready(compiled(query, key, value, score))
-        seconds = time.perf_counter() - start
-
-        progress.update(task, description="checking a few against the definition")
-        few = jnp.arange(0, tokens, -(-tokens // 16))
-        expected = regard.attend(
-            query[:, few], key, value, score=score, implementation="reference"
-        )  # [1, few, V]
-        error = float(jnp.abs(out[:, few] - expected).max() / jnp.abs(expected).max())
-
-    textbook = tokens * tokens * hidden * 4
-    table = plain_table(gap=2, show_header=False)
-    table.add_column("")
-    table.add_column("", justify="right", style="bold")
-    table.add_column("", style="dim")
-    table.add_row("the textbook's tensor", size(textbook), "in float32, for one example")
-    memory = compiled.memory_analysis()
-    if memory is not None:  # not every backend says
-        ours = memory.temp_size_in_bytes
-        table.add_row("regard's working memory", size(ours), f"{textbook / ours:,.0f} times less")
-    speed = tokens * tokens / seconds / 1e6
-    table.add_row("time", f"{seconds:.1f} s", f"{speed:,.0f} million scores a second")
-    table.add_row("to compile, once", f"{compiled_in:.1f} s", "")
-    table.add_row(
-        "largest relative error",
-        f"{error:.0e}",
-        f"on {few.size} queries, against tanh itself",
-    )
-    indented(console, table)
+    right = [i for i, pair in enumerate(found.pairs) if found.texts[i] == pair.target]
+    return sorted(right or range(len(found.pairs)), key=crossings, reverse=True)[:PICTURES]
 
 
-def heading(console: Console, title: str, text: str) -> None:
-    """A stop's title, and what there is to see."""
+def _map_of(found: "Judged", place: int, title: str = "") -> "AttentionMap":
+    from regard.seq2seq.words import split_words
+    from regard.show import AttentionMap
+
+    pair = found.pairs[place]
+    labels = split_words(pair.target).words, split_words(pair.source).words
+    return AttentionMap(found.weights[place], *labels, title=title)
+
+
+def _draw(folder: Path, run: Path, found: "Judged", places: list[int]) -> list[Path]:
+    """The curves, and a map for each of a few sentences."""
+    from regard.seq2seq.curves import draw_curves
+
+    pictures = [draw_curves(run / "log.csv", folder / "curves.png")]
+    for number, place in enumerate(places, 1):
+        drawn = _map_of(found, place, found.pairs[place].target)
+        pictures.append(drawn.save(folder / f"alignment-{number}.png"))
+    return pictures
+
+
+def _heading(console: Console, title: str) -> None:
     console.print(f"\n[bold cyan]{title}[/]")
-    indented(console, " ".join(text.split()), below=1)
 
 
-def indented(console: Console, what: RenderableType, below: int = 0) -> None:
-    console.print(Padding(what, (0, 0, below, 3), expand=False))
-
-
-def plain_table(gap: int = 1, **options) -> Table:
-    return Table(box=None, padding=(0, gap, 0, 0), pad_edge=False, **options)
-
-
-def in_color(console: Console) -> bool:
-    return console.color_system is not None
-
-
-def spinner(console: Console) -> Progress:
-    """A line that says what is being waited for, and for how long; gone when it is done."""
-    return Progress(
-        TextColumn("  "),
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
-def size(count: float) -> str:
-    """A number of bytes as a person says it: 64.0 GiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1024
-    return f"{count:.1f} GiB"
+def _indented(console: Console, what: RenderableType) -> None:
+    console.print(Padding(what, (0, 0, 0, 3), expand=False))

@@ -24,6 +24,9 @@ except ModuleNotFoundError as _error:
 from regard.seq2seq.named_arrays import checksums
 
 _MARGIN = 1 << 20  # bytes: what the files need besides the arrays
+# Ends of names. None of these folders counts as a checkpoint, and a killed process may leave them.
+_NEW, _OLD, _REMOVED = ".new", ".old", ".removed"
+_HALVES = (_NEW, _OLD, _REMOVED, ".orbax-checkpoint-tmp*")
 
 
 class CheckpointError(RuntimeError):
@@ -74,26 +77,28 @@ class Store:
         return self.folder / str(step)
 
     def save(self, step: int, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Writes a checkpoint, in place of one of the same step.
+        """Writes a checkpoint; one of the same step is there until the new one is whole.
 
         Raises:
             CheckpointError: it cannot be written, the disk being full, say; nothing half-written
-                is left, and the other checkpoints are as they were.
+                is left, and all other checkpoints are as they were.
         """
         size = sum(array.nbytes for array in arrays.values()) + _MARGIN
         free = shutil.disk_usage(self.folder).free
-        others = [other for other in self.steps() if other != step]
+        others = self.steps()
         try:
             if free < size:
                 raise OSError("no space left on the device")
+            # Not to its place: Orbax would remove what is there before it begins.
             self._checkpointer.save(
-                self.path(step),
+                self._beside(step, _NEW),
                 args=ocp.args.Composite(
                     arrays=ocp.args.PyTreeSave(arrays),
                     meta=ocp.args.JsonSave({**meta, "checksums": checksums(arrays)}),
                 ),
                 force=True,
             )
+            self._put(step)
         except Exception as error:  # tensorstore and Orbax have many kinds
             self._remove_halves()
             left = f"the one of step {others[-1]} is intact" if others else "there is no other one"
@@ -152,7 +157,10 @@ class Store:
         return None
 
     def remove(self, step: int) -> None:
-        shutil.rmtree(self.path(step), ignore_errors=True)
+        """Renames it first: whenever the process is killed, it is whole or not there."""
+        if self.path(step).exists():
+            self.path(step).rename(self._beside(step, _REMOVED))
+        shutil.rmtree(self._beside(step, _REMOVED), ignore_errors=True)
 
     def _read(self, step: int, **part: Any) -> dict[str, Any]:
         (name,) = part
@@ -164,15 +172,29 @@ class Store:
                 f"the checkpoint of step {step} in {self.folder} cannot be read: {_reason(error)}"
             ) from error
 
+    def _beside(self, step: int, suffix: str) -> Path:
+        return self.folder / f"{step}{suffix}"
+
+    def _put(self, step: int) -> None:
+        """The new checkpoint to its place."""
+        old = self._beside(step, _OLD)
+        if self.path(step).exists():
+            self.path(step).rename(old)
+        self._beside(step, _NEW).rename(self.path(step))
+        shutil.rmtree(old, ignore_errors=True)
+
     def _set_aside(self, step: int) -> None:
-        aside = self.path(step).with_name(f"{step}.damaged")
+        aside = self._beside(step, ".damaged")
         shutil.rmtree(aside, ignore_errors=True)
         self.path(step).rename(aside)
 
     def _remove_halves(self) -> None:
         """Until none are left: when a save fails, Orbax's other threads go on for a moment."""
+        for old in self.folder.glob(f"*{_OLD}"):  # killed between the two renamings
+            if not old.with_suffix("").exists():
+                old.rename(old.with_suffix(""))
         for _ in range(50):
-            halves = list(self.folder.glob("*orbax-checkpoint-tmp*"))
+            halves = [path for end in _HALVES for path in self.folder.glob(f"*{end}")]
             if not halves:
                 return
             for path in halves:

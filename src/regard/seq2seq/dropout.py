@@ -14,7 +14,7 @@ def drop(x: Array, rate: float, rng: Array | None) -> Array:
             decides, a quarter of the random numbers that float32 would take.
         rng: a JAX key; None: x as it is.
     """
-    threshold = round(256 * rate)
+    threshold = min(round(256 * rate), 255)  # at 256 there would be nothing left to scale up
     if rng is None or threshold == 0:
         return x
     words = jax.random.bits(rng, (-(-x.size // 4),), jnp.uint32)

@@ -52,13 +52,15 @@ class Encoder(nnx.Module):
         """
         S = embedded.shape[0]
         valid = jnp.arange(S, dtype=lens.dtype)[:, None, None] < lens[None, :, None]  # [S, B, 1]
-        rngs = streams(rng, len(self.layers))
+        *rngs, last_rng = streams(rng, len(self.layers) + 1)
         rates = [self.config.layer_dropout] * (len(self.layers) - 1)
         rates.append(self.config.annotation_dropout)
         states = embedded
         for layer, rate, rng in zip(self.layers, rates, rngs, strict=True):
             states, last = layer(states, valid)
             states = drop(states, rate, rng)
+        # Without attention the last states are the context, and are treated as annotations are.
+        last = drop(last, self.config.annotation_dropout, last_rng)
         return jnp.where(valid, states, 0.0), last
 
 

@@ -1,5 +1,6 @@
 """Why a loss or a gradient is not finite: which array was the first."""
 
+import functools
 from typing import Any
 
 import jax
@@ -31,25 +32,10 @@ def cause_of(model: Model, batch: Any, smoothing: float) -> str:
     if bad:
         return f"parameters are not finite: {bad}"
 
-    def parts(params: Any) -> dict[str, Any]:
-        model = nnx.merge(graph, params)
-        memory = model.encode(batch.source, batch.source_lens)
-        readout, _ = model.decode(memory, batch.target_in)
-        return {
-            "the encoder's annotations": memory.annotations,
-            "the attention's keys": 0.0 if memory.keys is None else memory.keys,
-            "the decoder's readouts": readout,
-            "the logits": model.logits(readout),
-        }
-
-    for name, array in jax.jit(parts)(params).items():
+    for name, array in zip(_PARTS, _parts(graph, params, batch), strict=True):
         if not np.isfinite(np.asarray(array, np.float32)).all():
             return f"{name} are not finite; {_largest(params)}"
-
-    def loss(params: Any) -> Any:
-        return nnx.merge(graph, params).loss(batch, smoothing=smoothing)[0]
-
-    value, grads = jax.jit(jax.value_and_grad(loss))(params)
+    value, grads = _loss_and_gradient(graph, smoothing, params, batch)
     if not np.isfinite(value):
         return f"the loss of finite logits is {float(value)}; {_largest(params)}"
     bad = _not_finite(to_named(grads))
@@ -59,6 +45,32 @@ def cause_of(model: Model, batch: Any, smoothing: float) -> str:
         "without dropout, loss and gradient are finite: the sum of squares of the gradient, or "
         f"what dropout scaled up, is not; {_largest(params)}"
     )
+
+
+# In the order in which they are made: the first that is not finite is the cause of the others.
+_PARTS = (
+    "the encoder's annotations",
+    "the attention's keys",
+    "the decoder's readouts",
+    "the logits",
+)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _parts(graph: Any, params: Any, batch: Any) -> tuple:
+    model = nnx.merge(graph, params)
+    memory = model.encode(batch.source, batch.source_lens)
+    readout, _ = model.decode(memory, batch.target_in)
+    keys = 0.0 if memory.keys is None else memory.keys
+    return memory.annotations, keys, readout, model.logits(readout)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _loss_and_gradient(graph: Any, smoothing: float, params: Any, batch: Any) -> tuple:
+    def loss(params: Any) -> Any:
+        return nnx.merge(graph, params).loss(batch, smoothing=smoothing)[0]
+
+    return jax.value_and_grad(loss)(params)
 
 
 def _not_finite(named: dict[str, np.ndarray]) -> str:

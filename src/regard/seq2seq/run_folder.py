@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.seq2seq.checkpoints import Store
+from regard.seq2seq.checkpoints import CheckpointError, Store
 from regard.seq2seq.config import Config
 from regard.seq2seq.export import replace_file
 from regard.seq2seq.recipe import FREE, Recipe
@@ -75,7 +75,11 @@ class RunFolder:
             self.checkpoints.remove(step)
         wanted: set[int] = set()
         for step in steps[-keep:]:
-            wanted |= {int(best) for _, best in self.checkpoints.meta(step)["place"]["best"]}
+            try:
+                place = self.checkpoints.meta(step)["place"]
+            except CheckpointError:  # an old one, damaged: no run will go on from it
+                continue
+            wanted |= {int(best) for _, best in place["best"]}
         for step in set(self.best.steps()) - wanted:
             self.best.remove(step)
 

@@ -1,0 +1,90 @@
+"""Lines of text to translate: from the command line, from a file, or from stdin.
+
+Line n of the input stays line n: nothing is dropped here, whatever is in it. Readers of corpora,
+which may drop lines and count them, are in regard.seq2seq.corpus.
+"""
+
+import gzip
+import io
+import itertools
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+LINES = 1024  # of a chunk, at most
+CHARACTERS = 1 << 20  # of a chunk, or a single longer line
+
+
+def from_arguments(texts: Iterable[str]) -> list[str]:
+    """Texts of the command line; a byte that was not in the terminal's encoding is U+FFFD.
+
+    Example:
+        >>> from_arguments(["été", "caf" + chr(0xDCE9)]) == ["été", "caf" + chr(0xFFFD)]
+        True
+    """
+    return [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+
+
+def from_file(path: Path) -> Iterator[str]:
+    """The lines of a file, plain or gzip, known by its first bytes.
+
+    Raises:
+        ValueError: it is empty, not UTF-8, or its gzip stream is broken; with file and line.
+    """
+    number = 0
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        stream: BinaryIO = io.BufferedReader(gzip.GzipFile(fileobj=file)) if packed else file
+        try:
+            for line in _decoded(stream, str(path)):
+                number += 1
+                yield line
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(
+                f"{path}:{number + 1}: the gzip file is broken here ({error}). Fix: fetch it again."
+            ) from None
+    if number == 0:
+        raise ValueError(f"{path}: the file is empty.")
+
+
+def from_stdin() -> Iterator[str]:
+    """The lines of stdin, as they come."""
+    return _decoded(sys.stdin.buffer, "stdin")
+
+
+def chunks(lines: Iterable[str], count: int = LINES) -> Iterator[list[str]]:
+    """Lines by the thousand, so that a file of any size takes the same memory.
+
+    Example:
+        >>> [len(chunk) for chunk in chunks(["a"] * 5, 2)]
+        [2, 2, 1]
+    """
+    lines = iter(lines)
+    while chunk := list(itertools.islice(_some(lines), count)):
+        yield chunk
+
+
+def _some(lines: Iterator[str]) -> Iterator[str]:
+    size = 0
+    for line in lines:
+        yield line
+        size += len(line)
+        if size > CHARACTERS:
+            return
+
+
+def _decoded(stream: BinaryIO, name: str) -> Iterator[str]:
+    """Lines end at "\\n" and nowhere else, as every other program counts them."""
+    for number, raw in enumerate(stream, 1):
+        if number == 1:
+            raw = raw.removeprefix(b"\xef\xbb\xbf")
+        try:
+            yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{name}:{number}: not UTF-8: byte 0x{raw[error.start]:02X} at column "
+                f"{error.start + 1}. Fix: iconv -f LATIN1 -t UTF-8, or whatever its encoding is."
+            ) from None

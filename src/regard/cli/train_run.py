@@ -1,0 +1,117 @@
+"""A training run as the terminal sees it, from settings to the model's folder and the curves.
+
+Shared by `regard train` and `regard demo`; the options are train.py, the bar is
+train_progress.py.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from regard.cli.failures import one_line_errors
+
+if TYPE_CHECKING:
+    from regard.seq2seq.prepare import Prepared
+    from regard.seq2seq.settings import Settings
+    from regard.seq2seq.training import Result
+
+
+def run_training(
+    settings: "Settings", folder: Path, console: Console, *, resume: bool = False
+) -> tuple["Result", "Prepared"]:
+    """Prepares, trains with a bar, and leaves tokenizer and settings in the run's folder.
+
+    Args:
+        settings: the run's.
+        folder: where it is kept.
+        console: where it is told.
+        resume: whether there is a run already, to go on with.
+    """
+    from regard.cli.train_progress import TrainingBar
+    from regard.seq2seq import host_memory, tokenizer_pair
+    from regard.seq2seq.prepare import prepare
+    from regard.seq2seq.training import train
+
+    host_memory.keep_freed_memory()
+    known = resume and (folder / tokenizer_pair.FILE).exists()
+    tokenizers = tokenizer_pair.TokenizerPair.load(folder) if known else None
+    with _reading(console) as progress:
+        ready = prepare(settings, tokenizers=tokenizers, say=_say(console), progress=progress)
+    # The settings come last: a folder that has them has all that --resume needs.
+    ready.tokenizers.save(folder)
+    settings.save(folder)
+    with TrainingBar(console, ready.tokenizers) as bar:
+        result = train(
+            ready.config,
+            settings.recipe,
+            ready.batches,
+            folder,
+            validation=ready.validation,
+            resume=True,  # whether there is a run was asked before anything was written
+            progress=bar,
+        )
+    ready.tokenizers.save(folder / "model")
+    return result, ready
+
+
+@contextlib.contextmanager
+def plain_errors(folder: Path | None = None) -> Iterator[None]:
+    """What can go wrong with files, disks and numbers, as one line and exit code 1."""
+    with one_line_errors():
+        from regard.seq2seq.checkpoints import CheckpointError
+        from regard.seq2seq.non_finite import NonFiniteError
+
+        try:
+            yield
+        except (CheckpointError, NonFiniteError) as error:
+            raise ValueError(str(error)) from error
+        except KeyboardInterrupt:
+            what = "" if folder is None else f" Go on with: regard train {folder} --resume"
+            typer.echo(f"stopped.{what}", err=True)
+            raise typer.Exit(130) from None
+
+
+def conclude(folder: Path, result: "Result") -> None:
+    """What came of it, where it is, and what to type next."""
+    from regard.seq2seq.curves import draw_curves
+
+    steps = ", ".join(map(str, result.averaged))
+    kept = f"the average of steps {steps}" if len(result.averaged) > 1 else f"step {steps}"
+    scores = "" if result.loss is None else f", validation loss {result.loss:.3f}"
+    scores += "" if result.bleu is None else f", BLEU {result.bleu:.1f}"
+    typer.echo(f"model: {folder / 'model'} ({kept}{scores})")
+    try:
+        typer.echo(f"curves: {draw_curves(folder / 'log.csv', folder / 'curves.png')}")
+    except (ImportError, ValueError) as error:  # a picture is no reason to fail
+        typer.echo(f"no curves: {error}", err=True)
+    typer.echo(f'next: regard translate --model {folder / "model"} "..."')
+
+
+def _say(console: Console) -> Callable[[str], None]:
+    return lambda line: console.print(line, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _reading(console: Console) -> Iterator[Callable[[int, float | None], None]]:
+    """A bar while a corpus is read; gone when it is done."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        TextColumn("{task.completed:,.0f} pairs"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("reading", total=None)
+
+        def told(count: int, fraction: float | None) -> None:
+            total = round(count / fraction) if fraction else None
+            bar.update(task, completed=count, total=total)
+
+        yield told

@@ -1,0 +1,259 @@
+"""Translating and aligning text: from sentences to tokens, through the model, and back to words.
+
+This is what the command line, the playground and most programs use. How sentences share batches
+is in few_shapes.py, where long ones are cut in sentences.py, the search itself in search.py.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from regard.seq2seq import programs
+from regard.seq2seq.alignment import word_weights
+from regard.seq2seq.batches import Batch
+from regard.seq2seq.export import load_model
+from regard.seq2seq.few_shapes import WIDTHS, groups
+from regard.seq2seq.hypotheses import SearchOptions
+from regard.seq2seq.joining import Part, Written, joined, padded
+from regard.seq2seq.model import Model
+from regard.seq2seq.model_folder import model_folder
+from regard.seq2seq.sentences import token_ranges
+from regard.seq2seq.tokenizer import Encoded
+from regard.seq2seq.tokenizer_pair import TokenizerPair
+from regard.seq2seq.translation import Alignment, Translation
+from regard.seq2seq.words import split_words
+
+# How much is done, and of how much.
+Progress = Callable[[int, int], None]
+Look = Literal["writing", "reading"]
+Text = str | Sequence[str]
+
+HURRY = 128  # up to so many sentences at a time, compiling well takes longer than it saves
+
+
+class Translator:
+    """A model and its tokenizers: text in, text out.
+
+    Example:
+        >>> from flax import nnx
+        >>> from regard.seq2seq.config import Config
+        >>> from regard.seq2seq.corpus import Grammar
+        >>> from regard.seq2seq.model import Model
+        >>> from regard.seq2seq.tokenizer_pair import TokenizerPair
+        >>> from regard.seq2seq.translator import Translator
+        >>> tokenizers = TokenizerPair.train(Grammar(50), kind="word")
+        >>> sizes = tokenizers.source.size, tokenizers.target.size
+        >>> model = Model(Config(*sizes, embedding=8, encoder=8, decoder=16), rngs=nnx.Rngs(0))
+        >>> translator = Translator(model, tokenizers)  # or Translator.load()
+        >>> found = translator.translate(["She sleeps here.", ""], n_best=2)
+        >>> [len(translations) for translations in found]
+        [2, 1]
+        >>> best = found[0][0]
+        >>> best.source_words, best.weights.shape == (len(best.target_words), 4)
+        (('She', 'sleeps', 'here', '.'), True)
+
+    Args:
+        model: the translator's network.
+        tokenizers: the ones that it was trained with.
+        longest: a text with more tokens is translated in parts.
+
+    Raises:
+        ValueError: the vocabularies are not of the same sizes, or longest is too short.
+    """
+
+    def __init__(
+        self, model: Model, tokenizers: TokenizerPair, *, longest: int = WIDTHS[-1] - 1
+    ) -> None:
+        config = model.config
+        has = (config.source_vocab, config.target_vocab)
+        wants = (tokenizers.source.size, tokenizers.target.size)
+        if has != wants:
+            raise ValueError(
+                "a model and its tokenizers have vocabularies of the same sizes. Got a model of "
+                f"{has[0]} and {has[1]} entries, tokenizers of {wants[0]} and {wants[1]}. "
+                "Fix: the tokenizer.json that the model was trained with."
+            )
+        if longest < 1:
+            raise ValueError(f"longest must be at least 1 token. Got {longest}.")
+        self.model, self.tokenizers, self.longest = model, tokenizers, longest
+        self._compiled: set[tuple[object, int, int]] = set()
+
+    @classmethod
+    def load(
+        cls, folder: str | Path | None = None, *, longest: int = WIDTHS[-1] - 1
+    ) -> "Translator":
+        """Reads a model from a folder.
+
+        Args:
+            folder: one with config.json, model.safetensors and tokenizer.json, or that of a
+                training run; None: the English-French model that comes with regard.
+            longest: a text with more tokens is translated in parts.
+
+        Raises:
+            FileNotFoundError: the folder, or a file in it, is missing.
+            ValueError: a file is damaged, or of another version of regard.
+        """
+        found = model_folder(folder)
+        return cls(load_model(found), TokenizerPair.load(found), longest=longest)
+
+    def translate(
+        self,
+        texts: Iterable[str],
+        *,
+        search: SearchOptions = SearchOptions(),
+        n_best: int = 1,
+        replace_unknown: bool = True,
+        batch_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[list[Translation]]:
+        """Translates texts.
+
+        A text that is longer than the model can take is cut at sentence ends and translated in
+        parts, which are put together again, alignment and all. A text without words has one
+        translation, the empty one.
+
+        Args:
+            texts: any strings, a sentence each.
+            search: the beam, the length penalty, and the rest.
+            n_best: how many translations of each text are wanted, at most the beam.
+            replace_unknown: whether `<unk>` becomes the source word that the model looked at.
+            batch_tokens: places of a batch, padding included; None: what suits the machine.
+            progress: called after each batch with how many parts are done, and of how many.
+
+        Returns:
+            For each text its translations, the best first, in the order of the texts.
+        """
+        texts = _as_list(texts)
+        if not 1 <= n_best <= search.beam:
+            raise ValueError(f"n_best must be from 1 to beam. Got {n_best}, beam {search.beam}.")
+        encoded = self.tokenizers.source.encode_batch(texts)
+        parts = [
+            Part(text, start, stop)
+            for text, one in enumerate(encoded)
+            for start, stop in self._ranges(texts[text], one)
+        ]
+        ids = [encoded[part.text].ids[part.start : part.stop] for part in parts]
+        written = self._search(ids, search, n_best, batch_tokens, progress)
+        of_text: list[list[tuple[Part, list[Written]]]] = [[] for _ in texts]
+        for part, hypotheses in zip(parts, written, strict=True):
+            of_text[part.text].append((part, hypotheses))
+        target = self.tokenizers.target
+        return [
+            joined(one, found, target, search.length_penalty, replace_unknown)
+            for one, found in zip(encoded, of_text, strict=True)
+        ]
+
+    def align(
+        self,
+        pairs: Iterable[tuple[Text, Text]],
+        *,
+        look: Look = "writing",
+        batch_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Alignment]:
+        """Where the model looks while it is made to write given translations (forced decoding).
+
+        Args:
+            pairs: (source, target); each a text, or words that are split already.
+            look: which look speaks for a target word: "writing", the one with which it was
+                written; "reading", the one of the next step, when it has been read. The first is
+                Bahdanau's own; for some models the second points better (Chen et al. 2020).
+            batch_tokens, progress: as for `translate`.
+
+        Returns:
+            An alignment for each pair, in their order. A pair may be of any length: the parts of
+            one that is cut would not know of each other.
+        """
+        if look not in ("writing", "reading"):
+            raise ValueError(f'look is "writing" or "reading". Got {look!r}.')
+        pairs = list(pairs)
+        sources = self.tokenizers.source.encode_batch(source for source, _ in pairs)
+        targets = self.tokenizers.target.encode_batch(target for _, target in pairs)
+        both = list(zip(sources, targets, strict=True))
+        found = [_aligned(*pair, np.zeros((0, 0)), look) for pair in both]
+        wanted = [i for i, (source, target) in enumerate(both) if source.ids and target.ids]
+        lengths = [max(len(both[i][0].ids), len(both[i][1].ids)) + 1 for i in wanted]
+        done, hurry = 0, len(wanted) <= HURRY
+        kind = ("align", hurry)
+        known = {(rows, width) for of, rows, width in self._compiled if of == kind}
+        for group in groups(lengths, tokens=batch_tokens or _batch_tokens(), known=known):
+            members = [wanted[i] for i in group.members]
+            examples = [(both[i][0].ids, both[i][1].ids) for i in members]
+            batch = Batch.of(examples, rows=group.rows, width=group.width)
+            given = map(jnp.asarray, (batch.source, batch.source_lens, batch.target_in))
+            looks = np.asarray(programs.looks(self.model, *given, hurry=hurry))  # [B, T, S]
+            self._compiled.add((kind, group.rows, group.width))
+            for row, i in enumerate(members):
+                found[i] = _aligned(*both[i], looks[row], look)
+            done += len(members)
+            if progress is not None:
+                progress(done, len(wanted))
+        return found
+
+    def _ranges(self, text: str, encoded: Encoded) -> list[tuple[int, int]]:
+        if 0 < len(encoded.ids) <= self.longest:
+            return [(0, len(encoded.ids))]
+        return token_ranges(split_words(text), encoded.word_of_token, self.longest)
+
+    def _search(
+        self,
+        ids: Sequence[Sequence[int]],
+        search: SearchOptions,
+        n_best: int,
+        batch_tokens: int | None,
+        progress: Progress | None,
+    ) -> list[list[Written]]:
+        """For each part, what was written, the best first."""
+        found: list[list[Written]] = [[] for _ in ids]
+        done, hurry = 0, len(ids) <= HURRY
+        kind = (search, n_best, hurry)
+        known = {(rows, width) for of, rows, width in self._compiled if of == kind}
+        lengths = [len(one) + 1 for one in ids]
+        for group in groups(lengths, tokens=batch_tokens or _batch_tokens(), known=known):
+            examples = [(ids[i], ()) for i in group.members]
+            batch = Batch.of(examples, rows=group.rows, width=group.width)
+            given = jnp.asarray(batch.source), jnp.asarray(batch.source_lens)
+            hypotheses = programs.search(self.model, *given, search, n_best, hurry=hurry)
+            best = jax.tree.map(np.asarray, hypotheses)
+            self._compiled.add((kind, group.rows, group.width))
+            for row, i in enumerate(group.members):
+                for k, length in enumerate(best.lens[row]):
+                    if length:  # otherwise fewer than n_best were found
+                        found[i].append(
+                            Written(
+                                best.tokens[row, k, :length],
+                                best.attention[row, k, :length],
+                                float(best.scores[row, k]),
+                                float(best.log_probs[row, k]),
+                            )
+                        )
+            done += len(group.members)
+            if progress is not None:
+                progress(done, len(ids))
+        return found
+
+
+def _aligned(source: Encoded, target: Encoded, looks: np.ndarray, look: Look) -> Alignment:
+    weights = np.zeros((0, 0))
+    if source.ids and target.ids and looks.size:
+        words = source.word_of_token, target.word_of_token
+        weights = word_weights(looks, *words, shift=0 if look == "writing" else 1)
+    weights = padded(weights, len(target.words), len(source.words))
+    return Alignment(source.words, target.words, weights)
+
+
+def _as_list(texts: Iterable[str]) -> list[str]:
+    if isinstance(texts, str):
+        raise TypeError(
+            f"texts must be a list of texts. Got one text, {texts[:40]!r}. Fix: [text]."
+        )
+    return list(texts)
+
+
+def _batch_tokens() -> int:
+    """On a CPU, more sentences at a time make it no faster, only longer to compile."""
+    return 512 if jax.default_backend() == "cpu" else 16384
