@@ -142,7 +142,9 @@ def test_importing_regard_needs_no_extra():
     ("argv", "missing", "pip"),
     [
         ([], "typer", 'pip install "regard[cli]"'),
-        (["demo"], "rich", 'pip install "regard[cli]"'),
+        (["tour"], "rich", 'pip install "regard[cli]"'),
+        (["demo"], "rich", 'pip install "regard[translate]"'),
+        (["serve"], "rich", 'pip install "regard[serve]"'),
         (["bench"], "typer", 'pip install "regard[bench]"'),
     ],
 )

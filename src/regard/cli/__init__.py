@@ -11,6 +11,12 @@ __all__ = ["main"]
 #: What the command line itself is made of, and comes with every extra that has a subcommand.
 _CLI_PACKAGES = ("rich", "typer")
 
+_EXTRAS = {
+    "bench": "bench",
+    "serve": "serve",
+    **dict.fromkeys(("demo", "train", "translate", "align", "evaluate", "export"), "translate"),
+}
+
 
 def main() -> None:
     """Run the `regard` command, or say how to install what it needs."""
@@ -20,8 +26,8 @@ def main() -> None:
         package = (error.name or "").split(".")[0]
         if package not in _CLI_PACKAGES:
             raise
-        # `regard bench` needs more than the bare command, so name its own extra.
-        extra = "bench" if "bench" in sys.argv[1:2] else "cli"
+        # A subcommand that needs more than the bare command has an extra of its own.
+        extra = _EXTRAS.get("".join(sys.argv[1:2]), "cli")
         sys.exit(
             f"The regard command needs {package}, which is not installed.\n"
             f'Install it with: pip install "regard[{extra}]"'
