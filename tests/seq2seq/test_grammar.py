@@ -342,6 +342,7 @@ def test_sentences_are_distinct_and_counted():
     pairs = list(corpus)
     assert len({pair.source for pair in pairs}) == 1000 == corpus.report.kept
     assert corpus.report.read == 1000 + corpus.report.dropped.total()
+    assert str(corpus.report).startswith(f"read {corpus.report.read:,}, kept 1,000, dropped ")
 
 
 def test_there_are_hundreds_of_thousands_of_sentences():

@@ -78,10 +78,10 @@ class Report:
     def __str__(self) -> str:
         lines = [f"read {self.read:,}, kept {self.kept:,}, dropped {self.dropped.total():,}"]
         for reason, count in (self.dropped + self.mended).most_common():
-            places = ", ".join(self.examples[reason])
-            more = ", ..." if count > len(self.examples[reason]) else ""
+            places = self.examples.get(reason, [])
+            listed = ", ".join([*places, *(["..."] if count > len(places) else [])])
             mended = " (mended)" if reason in self.mended else ""
-            lines.append(f"  {reason}{mended}: {count:,} ({places}{more})")
+            lines.append(f"  {reason}{mended}: {count:,}" + (f" ({listed})" if places else ""))
         return "\n".join(lines)
 
     def _example(self, reason: str, where: str) -> None:
