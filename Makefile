@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core doctest lint format bench docs clean
+.PHONY: help demo test test-core doctest lint format bench images docs clean
 .DELETE_ON_ERROR:
 
 help: ## say what there is to make
@@ -26,10 +26,13 @@ demo: $(VENV)/.installed-translate,show ## translate, then train a model from sc
 	@$(BIN)/regard demo
 
 test: $(VENV)/.installed-dev ## every test and every docstring example
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
+	  command -v google-chrome >/dev/null || \
+	  echo "no Chromium here: the browser tests are skipped (Debian: apt install chromium)"
 	@$(BIN)/python -m pytest -n 2 -q $(PYTEST) tests
 	@$(MAKE) --no-print-directory doctest
 
-NOT_CORE := bench modules peers d2l show seq2seq test_docs.py
+NOT_CORE := bench cli modules peers d2l playground show seq2seq test_docs.py
 
 test-core: $(VENV)/.installed-dev ## the core alone: without modules, benchmark and other libraries
 	@$(BIN)/python -m pytest -n 2 -q $(NOT_CORE:%=--ignore=tests/%) $(PYTEST) tests
@@ -52,6 +55,9 @@ format: $(VENV)/.installed-dev ## let ruff format the code and fix what it can
 
 bench: $(VENV)/.installed-bench $(if $(TORCH),$(VENV)/.installed-torch) ## time regard against its peers
 	@$(BIN)/regard bench
+
+images: $(VENV)/.installed-dev ## the playground's screenshots, into docs/images (needs Chromium)
+	@PYTHONPATH=tests $(BIN)/python tests/playground/screenshots.py
 
 # The module regard.attend is left out: it would stand in for the function of that name.
 docs: $(VENV)/.installed-docs ## the API reference, as pages, into build/docs

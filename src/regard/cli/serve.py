@@ -63,14 +63,14 @@ def command(
 
 def _playground(folder: Path | None) -> "Playground":
     """The application with its translator, or without where there is none."""
+    from regard.cli.compile_cache import keep_compiled_programs
     from regard.playground.server import Playground
-    from regard.playground.warming import steps
+    from regard.playground.warming import planes, steps
 
+    keep_compiled_programs()  # so that the next start is quick
     try:
-        from regard.cli.compile_cache import keep_compiled_programs
         from regard.seq2seq.translator import Translator
 
-        keep_compiled_programs()
         translator = Translator.load(folder)
     except ModuleNotFoundError as error:
         missing = (
@@ -82,11 +82,12 @@ def _playground(folder: Path | None) -> "Playground":
     else:
         name = "English → French" if folder is None else folder.resolve().name
         models = [{"name": name, "parameters": _parameters(translator)}]
-        return Playground(translator, models=models, warm=steps(translator, _progress))
+        warm = [*planes(), *steps(translator, _progress)]
+        return Playground(translator, models=models, warm=warm)
     if folder is not None:  # asked for by name: that is not to be passed over
         _fail(missing)
     _say(f"no translator: {missing}\n{NO_MODEL}")
-    return Playground(None, missing=missing)
+    return Playground(None, missing=missing, warm=planes())
 
 
 def _run(playground: "Playground", listening: socket.socket, announce: Callable[[], None]) -> None:

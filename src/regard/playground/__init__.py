@@ -5,6 +5,7 @@
 | `server.py` | the application: which address does what |
 | `requests.py` | what may be asked, checked; a refusal says the rule and the status |
 | `batcher.py` | many requests, one beam search |
+| `warming.py` | what is compiled before the first visitor comes |
 | `attend_api.py` | scores, weights and outputs of the page's plane, by the library |
 | `headers.py` | security headers and the body's limit, for every answer |
 | `metrics.py` | counters, as Prometheus reads them |

@@ -105,7 +105,7 @@ class Batcher:
                 await self._run(batch)
 
     def _take(self) -> list[Waiting]:
-        """The oldest request and others with the same beam, up to a batch's size."""
+        """The oldest request and others that the same program translates, up to a batch's size."""
         # Whoever went away, or waited too long, is not worked for.
         self.waiting = [one for one in self.waiting if not one.answer.done()]
         taken: list[Waiting] = []
@@ -113,7 +113,8 @@ class Batcher:
         room = self.limits.batch
         for one in self.waiting:
             fits = not taken or (
-                one.request.beam == taken[0].request.beam and len(one.request.text) <= room
+                _program(one.request) == _program(taken[0].request)
+                and len(one.request.text) <= room
             )
             (taken if fits else left).append(one)
             room -= len(one.request.text) if fits else 0
@@ -122,13 +123,11 @@ class Batcher:
 
     async def _run(self, batch: list[Waiting]) -> None:
         texts = [text for one in batch for text in one.request.text]
-        n_best = max(one.request.n_best for one in batch)
+        beam, n_best = _program(batch[0].request)
         began = time.perf_counter()
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(
-                self._thread, self.translate, texts, batch[0].request.beam, n_best
-            )
+            found = await loop.run_in_executor(self._thread, self.translate, texts, beam, n_best)
         except Exception as error:  # one batch's failure is not the server's
             for one in batch:
                 if not one.answer.done():
@@ -141,3 +140,13 @@ class Batcher:
             start += len(one.request.text)
             if not one.answer.done():
                 one.answer.set_result([best[: one.request.n_best] for best in part])
+
+
+def _program(request: TranslateRequest) -> tuple[int, int]:
+    """Beam and n_best of the compiled program that a request is for.
+
+    The best one or the whole beam, nothing between, so that there are few programs. The two are
+    kept apart because a search for one ends sooner, and so may find something else: what a
+    request is answered must not depend on its company.
+    """
+    return request.beam, 1 if request.n_best == 1 else request.beam

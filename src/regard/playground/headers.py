@@ -8,6 +8,9 @@ from typing import Any
 
 from regard.playground.limits import Limits
 from regard.playground.metrics import Metrics
+from regard.playground.requests import Refusal
+
+DRAINED = 16  # times the limit: so much of a body that is too large is read and thrown away
 
 HEADERS = {
     "content-security-policy": (
@@ -24,12 +27,8 @@ HEADERS = {
 }
 
 
-class TooLarge(Exception):
-    """The body is over the limit."""
-
-
 class Around:
-    """Middleware.
+    """The outermost layer: whatever is answered, refusals and failures too, comes through here.
 
     Args:
         app: what answers.
@@ -46,20 +45,22 @@ class Around:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status, started, read = time.perf_counter(), 500, False, 0
+        began, status, read = time.perf_counter(), 500, 0
+        too_large = Refusal(413, f"the body has at most {self.limits.body} bytes.")
 
         async def limited() -> Any:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
             if read > self.limits.body:
-                raise TooLarge
+                await self._drain(receive, message)
+                raise too_large  # out of whoever asked for the body
             return message
 
         async def secured(message: Any) -> None:
-            nonlocal status, started
+            nonlocal status
             if message["type"] == "http.response.start":
-                status, started = message["status"], True
+                status = message["status"]
                 own = {name for name, _ in message["headers"]}
                 extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
                 message["headers"] = [
@@ -70,11 +71,10 @@ class Around:
 
         try:
             if self._declared(scope) > self.limits.body:
-                raise TooLarge
-            await self.app(scope, limited, secured)
-        except TooLarge:
-            if not started:
-                await self._refuse(secured)
+                await self._drain(receive)
+                await self._refuse(secured, too_large)
+            else:
+                await self.app(scope, limited, secured)
         finally:
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.request(path, status, time.perf_counter() - began)
@@ -84,8 +84,17 @@ class Around:
         value = dict(scope["headers"]).get(b"content-length", b"0")
         return int(value) if value.isdigit() else 0
 
-    async def _refuse(self, send: Any) -> None:
-        text = {"error": f"the body has at most {self.limits.body} bytes."}
+    async def _drain(self, receive: Any, message: Any = None) -> None:
+        """Reads on, within reason: who is cut off while sending may never see the answer."""
+        message = message or await receive()
+        read = 0
+        while message.get("more_body") and read <= DRAINED * self.limits.body:
+            message = await receive()
+            read += len(message.get("body", b""))
+
+    @staticmethod
+    async def _refuse(send: Any, refusal: Refusal) -> None:
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
-        await send({"type": "http.response.body", "body": json.dumps(text).encode()})
+        await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+        body = json.dumps({"error": refusal.message}).encode()
+        await send({"type": "http.response.body", "body": body})

@@ -14,6 +14,7 @@ class Limits:
         beam: hypotheses kept alive (422).
         points: queries, and keys, of one `attend` request (422).
         width: numbers of one query or key (422).
+        attends: `attend` requests that are worked on or wait for it (429).
         queue: sentences that wait; more are turned away (429).
         seconds: that a request may wait and be worked on (503).
         batch: sentences of one beam search.
@@ -26,6 +27,7 @@ class Limits:
     beam: int = 8
     points: int = 64
     width: int = 512
+    attends: int = 64
     queue: int = 512
     seconds: float = 30.0
     batch: int = 64

@@ -56,11 +56,11 @@ class Metrics:
             for path, row in sorted(self._seconds.items()):
                 bounds = [*map(str, BOUNDS), "+Inf"]
                 lines += [
-                    f'regard_request_seconds_bucket{{path="{path}",le="{bound}"}} {count:g}'
+                    f'regard_request_seconds_bucket{{path="{path}",le="{bound}"}} {count:.0f}'
                     for bound, count in zip(bounds, row, strict=False)
                 ]
-                lines.append(f'regard_request_seconds_sum{{path="{path}"}} {row[-1]:g}')
-                lines.append(f'regard_request_seconds_count{{path="{path}"}} {row[-2]:g}')
+                lines.append(f'regard_request_seconds_sum{{path="{path}"}} {row[-1]!r}')
+                lines.append(f'regard_request_seconds_count{{path="{path}"}} {row[-2]:.0f}')
             single = {
                 ("regard_batches_total", "counter", "Beam searches run."): self._batches,
                 ("regard_sentences_total", "counter", "Sentences translated."): self._sentences,
@@ -72,5 +72,5 @@ class Metrics:
                 ("regard_waiting_sentences", "gauge", "Sentences in the queue."): waiting,
             }
         for (name, kind, help_), value in single.items():
-            lines += [f"# HELP {name} {help_}", f"# TYPE {name} {kind}", f"{name} {value:g}"]
+            lines += [f"# HELP {name} {help_}", f"# TYPE {name} {kind}", f"{name} {value!r}"]
         return "\n".join(lines) + "\n"

@@ -4,7 +4,7 @@ from typing import Any
 
 import regard
 from regard.playground.limits import Limits
-from regard.playground.requests import REGIMES, SCORES
+from regard.playground.requests import BEAM, REGIMES, SCORES
 
 
 def describe(limits: Limits) -> dict[str, Any]:
@@ -22,11 +22,12 @@ def describe(limits: Limits) -> dict[str, Any]:
                 "post": _post("Translate texts", _translate(limits), _TRANSLATED, (429, 503))
             },
             "/api/attend": {
-                "post": _post("Scores, weights and outputs", _attend(limits), _ATTENDED)
+                "post": _post("Scores, weights and outputs", _attend(limits), _ATTENDED, (429,))
             },
             "/api/models": {"get": _get("The models", _MODELS)},
             "/healthz": {"get": _get("Whether it is ready", _HEALTH, (503,))},
             "/metrics": {"get": _text("Counters, as Prometheus reads them")},
+            "/openapi.json": {"get": _get("This document", {"type": "object"})},
         },
         "components": {
             "schemas": {
@@ -54,7 +55,12 @@ def _translate(limits: Limits) -> dict[str, Any]:
     return _object(
         {
             "text": {"oneOf": [text, several]},
-            "beam": {"type": "integer", "minimum": 1, "maximum": limits.beam, "default": 5},
+            "beam": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": limits.beam,
+                "default": min(BEAM, limits.beam),
+            },
             "n_best": {
                 "type": "integer",
                 "minimum": 1,
@@ -116,8 +122,9 @@ _ATTENDED = _object(
     {"scores": _MATRIX, "weights": _MATRIX, "output": _MATRIX, "hull": _MATRIX},
     ["scores", "weights", "output", "hull"],
 )
-_MODELS = _object({"models": _list({"type": "object"})}, ["models"])
-_HEALTH = _object({"status": {"enum": ["ok", "starting", "stopping"]}}, ["status"])
+_STATUS = {"enum": ["ok", "starting", "stopping"]}
+_MODELS = _object({"models": _list({"type": "object"}), "status": _STATUS}, ["models", "status"])
+_HEALTH = _object({"status": _STATUS}, ["status"])
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

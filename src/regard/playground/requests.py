@@ -10,6 +10,7 @@ import numpy as np
 
 from regard.playground.limits import Limits
 
+BEAM = 5  # unless told otherwise
 SCORES = ("dot", "gaussian", "bilinear", "additive")
 REGIMES = ("softmax", "sparsemax", "kernel", "cone", "hard", "uniform")
 
@@ -33,7 +34,7 @@ class TranslateRequest:
     """Texts to translate. `beam` hypotheses are kept alive, `n_best` of them returned."""
 
     text: tuple[str, ...]
-    beam: int = 5
+    beam: int = BEAM
     n_best: int = 1
 
 
@@ -79,7 +80,7 @@ def read_translate(given: dict[str, Any], limits: Limits) -> TranslateRequest:
         raise Refusal(422, f"a text has at most {limits.characters} characters. Got {longest}.")
     if any("\ud800" <= letter <= "\udfff" for one in text for letter in one):
         raise Refusal(422, "text must be Unicode: it has half of a surrogate pair.")
-    beam = _integer(given, "beam", 5, 1, limits.beam)
+    beam = _integer(given, "beam", min(BEAM, limits.beam), 1, limits.beam)
     return TranslateRequest(tuple(text), beam, _integer(given, "n_best", 1, 1, beam))
 
 

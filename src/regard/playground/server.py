@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from importlib.resources import files
 from typing import Any
 
+import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
@@ -45,10 +45,13 @@ class Playground:
     """The application's parts.
 
     Args:
-        translator: a `regard.seq2seq.translator.Translator`, or anything with its `translate`.
+        translator: a `regard.seq2seq.translator.Translator`, or anything with its `translate`;
+            None: nothing is translated, and all else works.
         limits: what is allowed.
         models: what /api/models answers.
-        warm: called once in the background before the server is ready, to compile.
+        warm: what is to be run before the server is ready, to compile; one step after another,
+            so that a server which is told to stop need not wait for all of them.
+        missing: why there is no translator, as one sentence.
     """
 
     def __init__(
@@ -56,14 +59,16 @@ class Playground:
         translator: Any,
         limits: Limits = Limits(),
         models: list[dict[str, Any]] | None = None,
-        warm: Callable[[], None] | None = None,
+        warm: Iterable[Callable[[], None]] = (),
+        missing: str = "there is no model here.",
     ) -> None:
         self.translator, self.limits, self.warm = translator, limits, warm
-        self.models = models or []
+        self.models, self.missing = models or [], missing
         self.metrics = Metrics()
         self.status = "starting"
+        self.attending = 0
 
-    def app(self) -> Starlette:
+    def app(self) -> Around:
         """What a web server runs."""
         routes = [
             Route("/api/translate", self._answered(self.translate), methods=["POST"]),
@@ -74,31 +79,37 @@ class Playground:
             Route("/openapi.json", self._answered(self.described), methods=["GET"]),
             *(Route(path, self._answered(self.static), methods=["GET"]) for path in STATIC),
         ]
-        paths = frozenset(route.path for route in routes)
-        around = Middleware(Around, limits=self.limits, metrics=self.metrics, paths=paths)
-        return Starlette(
+        starlette = Starlette(
             routes=routes,
-            middleware=[around],
             lifespan=self._life,
-            exception_handlers={HTTPException: _refused, Exception: _failed},
+            exception_handlers={HTTPException: _refused},
         )
+        # Around all of it, and not one of Starlette's middlewares: those do not see every error.
+        paths = frozenset(route.path for route in routes)
+        return Around(starlette, limits=self.limits, metrics=self.metrics, paths=paths)
 
     # Addresses -------------------------------------------------------------------------------
 
     async def translate(self, request: Request) -> Response:
         asked = read_translate(parse(await request.body()), self.limits)
+        if self.translator is None:
+            raise Refusal(503, self.missing)
         if self.status == "starting":
-            raise Refusal(503, "the model is being loaded.", retry=5)
-        found = await self.batcher.ask(asked)
-        return JSONResponse({"translations": [[_told(one) for one in best] for best in found]})
+            raise Refusal(503, "the model is being made ready.", retry=5)
+        return JSONResponse({"translations": await self.batcher.ask(asked)})
 
     async def attend(self, request: Request) -> Response:
         asked = read_attend(parse(await request.body()), self.limits)
-        answer = await asyncio.get_running_loop().run_in_executor(None, attend_api.answer, asked)
-        return JSONResponse(answer)
+        if self.attending >= self.limits.attends:
+            raise Refusal(429, f"{self.attending} requests like this one are waiting.", retry=1)
+        self.attending += 1
+        try:
+            return JSONResponse(await asyncio.to_thread(attend_api.answer, asked))
+        finally:
+            self.attending -= 1
 
     async def list_models(self, request: Request) -> Response:
-        return JSONResponse({"models": self.models})
+        return JSONResponse({"models": self.models, "status": self.status})
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": self.status}, 200 if self.status == "ok" else 503)
@@ -120,31 +131,48 @@ class Playground:
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
+        self.status = "starting"
         self.batcher = Batcher(self._translate, self.limits, self.metrics.batch)
         warming = asyncio.create_task(self._warm())
+        await asyncio.sleep(0)  # with nothing to warm, it is ready before the first request
         yield
         self.status = "stopping"
-        warming.cancel()
+        await warming  # the step under way; a thread cannot be interrupted
         await self.batcher.stop()  # whoever was let in is answered
 
     async def _warm(self) -> None:
-        if self.warm is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self.warm)
+        try:
+            for step in self.warm:
+                if self.status == "stopping":
+                    return
+                await asyncio.to_thread(step)
+        except Exception:  # warming only saves time: without it, requests compile
+            log.exception("warming failed")
         self.batcher.start()
-        self.status = "ok"
+        if self.status == "starting":
+            self.status = "ok"
 
     def _translate(self, texts: list[str], beam: int, n_best: int) -> list[list[Any]]:
         from regard.seq2seq.hypotheses import SearchOptions
 
-        return self.translator.translate(texts, search=SearchOptions(beam=beam), n_best=n_best)
+        found = self.translator.translate(texts, search=SearchOptions(beam=beam), n_best=n_best)
+        return [[_told(one) for one in best] for best in found]
 
     def _answered(self, handler: Any) -> Any:
+        """A handler whose refusals and failures are answers too."""
+
         async def endpoint(request: Request) -> Response:
             try:
                 return await handler(request)
             except Refusal as refusal:
                 headers = {"retry-after": str(refusal.retry)} if refusal.retry else None
                 return JSONResponse({"error": refusal.message}, refusal.status, headers)
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody is there to read it
+            except Exception:
+                log.exception("%s %s failed", request.method, request.url.path)
+                text = "something went wrong here; the server's log has it."
+                return JSONResponse({"error": text}, 500)
 
         return endpoint
 
@@ -157,7 +185,7 @@ def _told(one: Any) -> dict[str, Any]:
         "score": round(score, 4) if abs(score) < 1e30 else None,
         "source_words": list(one.source_words),
         "target_words": list(one.target_words),
-        "weights": [[round(float(x), 4) for x in row] for row in one.weights],
+        "weights": np.round(np.asarray(one.weights, np.float64), 4).tolist(),
     }
 
 
@@ -165,8 +193,3 @@ async def _refused(request: Request, error: Exception) -> Response:
     """What Starlette itself refuses: an unknown address, a wrong method."""
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
-    return JSONResponse({"error": "something went wrong here; the server's log has it."}, 500)

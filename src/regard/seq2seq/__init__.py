@@ -6,7 +6,8 @@
 | `words`, `tokenizer`, `tokenizer_pair` | text to words to numbers, and back |
 | `batches` | numbers to arrays of a few fixed shapes, in an order that can be resumed |
 | `encoder`, `decoder`, `model` | the network |
-| `training`, `search` | learning to translate, and translating |
+| `settings`, `prepare`, `training` | learning to translate, from one file of settings |
+| `search`, `translator` | translating: token ids, and text |
 | `alignment`, `metrics` | which word came from which, and how good it all is |
 
 Nothing is imported here: reading a corpus needs neither Flax nor `tokenizers`. What is missing is

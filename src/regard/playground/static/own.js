@@ -51,6 +51,11 @@ byId("own-file").addEventListener("change", async () => {
       heads: weights[0].length, high,
       weight: (layer, head, row, column) => weights[layer][head][row][column] }, String(title));
   } catch (error) {
-    byId("own-error").textContent = error.message;
+    // Whatever is not as save() writes it fails somewhere above, in the browser's own words.
+    const damaged = error instanceof TypeError || error instanceof SyntaxError;
+    byId("own-error").textContent = damaged
+      ? "This file is damaged, or no AttentionMap." : error.message;
+  } finally {
+    byId("own-file").value = ""; // so that the same file can be chosen again
   }
 });

@@ -91,6 +91,10 @@ function drawPlane(found, chosen) {
     shape("line", { x1: -0.16, y1: 0.16, x2: 0.16, y2: -0.16 }, cross);
     label(x, y - 0.62, `out ${q + 1}`);
   });
+  const far = found.output.flatMap(([x, y], q) => (
+    Math.max(Math.abs(x), Math.abs(y)) > 5 ? [q + 1] : []));
+  byId("plane-outside").textContent = far.length
+    ? `Outside of the picture: out ${far.join(", out ")}; the table has them.` : "";
   for (const kind of ["key", "query"]) {
     points[kind].forEach(([x, y], i) => {
       const off = kind === "key" && i >= chosen.valid_len;

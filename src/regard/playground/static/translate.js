@@ -69,6 +69,17 @@ byId("step").addEventListener("input", () => goTo(Number(byId("step").value)));
 byId("step-back").addEventListener("click", () => goTo(translated.step - 1));
 byId("step-on").addEventListener("click", () => goTo(translated.step + 1));
 
-fetch("/api/models").then((answer) => answer.json()).then((found) => {
-  if (found.models.length) byId("model").textContent = found.models[0].name;
-}).catch(() => {});
+// Which model, and whether it is compiled yet; asked for again until it is.
+async function sayModel() {
+  try {
+    const found = await (await fetch("/api/models")).json();
+    const name = found.models.length ? found.models[0].name
+      : "There is no model here; Scores and Your own work.";
+    const starting = found.models.length > 0 && found.status === "starting";
+    byId("model").textContent = starting ? `${name}: being made ready …` : name;
+    if (starting) setTimeout(sayModel, 2000);
+  } catch {
+    byId("model").textContent = "";
+  }
+}
+sayModel();

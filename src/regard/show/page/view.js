@@ -179,8 +179,9 @@ class AttentionView {
     pen.font = "13px system-ui, sans-serif";
     const widest = (labels) =>
       labels.reduce((most, label) => Math.max(most, pen.measureText(label).width), 0);
-    const left = Math.min(widest(queries) + 12, LABELS);
-    const top = Math.min(widest(keys) + 12, LABELS);
+    // Whole pixels, or the browser scales the picture and the numbers blur.
+    const left = Math.min(Math.ceil(widest(queries)) + 12, LABELS);
+    const top = Math.min(Math.ceil(widest(keys)) + 12, LABELS);
     const fitting = Math.floor(((this.pad.clientWidth || 800) - left - 4) / Math.max(S, 1));
     const cell = Math.max(Math.min(fitting, 34), S > 100 || T > 100 ? 3 : 12);
     this.box = { left, top, cell };

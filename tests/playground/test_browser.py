@@ -1,0 +1,211 @@
+"""The playground in a real browser: everything a visitor does, and nothing on the console."""
+
+import re
+import threading
+
+import pytest
+
+pytest.importorskip("starlette", reason='needs the server: pip install "regard[serve]"')
+
+from playground.browser import (
+    EVIL,
+    accessibility,
+    open_scores,
+    overflow,
+    quiet_page,
+    weights,
+)
+from playground.fakes import Reverser, served
+from regard.playground.server import Playground
+
+
+def translate(page, text):
+    page.fill("#text", text)
+    page.click("#translate-form button")
+    page.wait_for_function(
+        "words => document.querySelectorAll('#translate-view ol.keys li').length === words",
+        arg=len(text.split()),
+    )
+
+
+def shown_lines(page, view):
+    """The (query, key) of the lines that can be seen."""
+    return page.eval_on_selector_all(
+        f"{view} .pairs line",
+        """lines => lines.filter(l => l.style.display !== "none")
+           .map(l => [Number(l.dataset.queries), Number(l.dataset.keys)])""",
+    )
+
+
+# Translate ---------------------------------------------------------------------------------------
+
+
+def test_a_sentence_is_translated_and_stepped_through(page):
+    assert page.inner_text("#model") == "backwards"
+    translate(page, "one two three four")
+    assert page.inner_text("#translation") == "four three two one"
+    assert page.locator("#hypotheses li").count() == 5
+    assert page.inner_text("#written") == "four three two one"
+    page.click("#step-back")
+    page.click("#step-back")
+    assert page.inner_text("#written") == "four three"
+    assert page.locator("#translate-view ol.queries li").count() == 2
+    looks = page.locator("#looks tr").all_inner_texts()
+    assert re.match(r"three\s+three 0\.80", looks[0])
+    assert re.match(r"two\s+two 0\.80", looks[1]), "the second hypothesis is turned by one word"
+    page.click("#step-on")
+    assert page.inner_text("#written") == "four three two"
+    page.focus("#step")
+    page.keyboard.press("Home")
+    assert page.inner_text("#written") == ""
+    assert page.locator("#step-back").is_disabled()
+
+
+def test_another_hypothesis_can_be_looked_at(page):
+    translate(page, "one two three")
+    page.locator("#hypotheses button").nth(1).click()
+    assert page.inner_text("#translation") == "two one three"
+    assert page.locator("#hypotheses button").nth(1).get_attribute("aria-pressed") == "true"
+
+
+def test_pointing_at_a_word_shows_its_lines_and_a_click_keeps_them(page):
+    translate(page, "one two three")
+    assert len(shown_lines(page, "#translate-view")) == 9
+    word = page.locator("#translate-view ol.queries button").first  # "three"
+    word.hover()
+    assert {query for query, _ in shown_lines(page, "#translate-view")} == {0}
+    assert "“three” looks at “three” 0.80" in page.inner_text("#translate-view .said")
+    page.hover("h1")
+    assert len(shown_lines(page, "#translate-view")) == 9
+    word.click()
+    page.hover("h1")
+    assert word.get_attribute("aria-pressed") == "true"
+    assert {query for query, _ in shown_lines(page, "#translate-view")} == {0}
+    word.click()
+    page.hover("h1")
+    page.evaluate("document.activeElement.blur()")
+    assert len(shown_lines(page, "#translate-view")) == 9
+
+
+def test_the_heatmap_says_what_is_under_the_pointer(page):
+    translate(page, "one two three")
+    page.click("#translate-view [data-view=heatmap]")
+    box = page.evaluate("translateView.box")
+    place = {"x": box["left"] + 2.5 * box["cell"], "y": box["top"] + 0.5 * box["cell"]}
+    page.hover("#translate-view canvas", position=place)
+    assert page.inner_text("#translate-view .said") == "“three” looks at “three”: 0.8000"
+
+
+def test_a_refusal_is_shown_and_the_next_one_works(page, address):
+    with page.expect_response("**/api/translate"):
+        page.evaluate("byId('text').maxLength = 9999")
+        page.route("**/api/translate", lambda route: route.fulfill(
+            status=200, content_type="application/json", body="nonsense"))  # fmt: skip
+        page.click("#translate-form button")
+    page.wait_for_function("() => byId('translate-error').textContent !== ''")
+    assert "without an explanation" in page.inner_text("#translate-error")
+    page.unroute("**/api/translate")
+    translate(page, "it works again")
+    assert page.inner_text("#translate-error") == ""
+
+
+def test_nothing_to_translate_is_no_error(page):
+    page.fill("#text", "   ")
+    page.click("#translate-form button")
+    page.wait_for_selector("#result:not([hidden])")
+    assert page.inner_text("#translation") == "(nothing)"
+
+
+# All of it ---------------------------------------------------------------------------------------
+
+
+def test_text_is_never_html(page):
+    # Spaces would make words of it.
+    evil = EVIL.replace(" ", "/")
+    translate(page, f"{evil} two")
+    assert page.inner_text("#translation") == f"two {evil}"
+    for view in ("lines", "table", "heatmap"):
+        page.click(f"#translate-view [data-view={view}]")
+    page.click("#tab-own")
+    for field in ("#own-queries", "#own-keys"):
+        page.fill(field, f"{EVIL}\nb\nc")
+    page.click("#own-form button")
+    for view in ("lines", "table"):
+        page.click(f"#own-view [data-view={view}]")
+        assert page.locator(f"#own-view section:visible >> text={EVIL}").count() == 2
+    page.fill("#own-weights", f"{EVIL}\n1 2 3\n1 2 3")
+    page.click("#own-form button")
+    page.wait_for_timeout(100)
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_the_theme_changes_everything(page):
+    back = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(back) == "rgb(255, 255, 255)"
+    page.click("#theme")
+    assert page.evaluate(back) == "rgb(18, 21, 28)"
+    assert page.get_attribute("#theme", "aria-label") == "Change to the light theme"
+
+
+def test_tabs_follow_the_arrow_keys(page):
+    page.focus("#tab-translate")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#scores").is_visible()
+    page.wait_for_selector("#plane [data-point]")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#own").is_visible()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser, address, theme):
+    with quiet_page(browser, color_scheme=theme) as page:
+        page.goto(address)
+        assert page.evaluate("document.documentElement.dataset.theme") == theme
+        translate(page, "one two three")
+        assert accessibility(page) == []
+        page.click("#translate-view [data-view=heatmap]")
+        page.click("#step-back")
+        assert accessibility(page) == []
+        open_scores(page)
+        assert accessibility(page) == []
+        weights(page)
+        page.click("#tab-own")
+        page.click("#own-form button")
+        assert accessibility(page) == []
+        page.evaluate("byId('own').append(make('button'))")  # and it would find something
+        assert [one["id"] for one in accessibility(page)] == ["button-name"]
+
+
+def test_a_phone_needs_no_sideways_scrolling(phone):
+    assert overflow(phone) <= 0
+    translate(phone, "one two three four five six seven eight nine ten " + "long" * 12)
+    for view in ("lines", "heatmap", "table"):
+        phone.click(f"#translate-view [data-view={view}]")
+        assert overflow(phone) <= 0, view
+    open_scores(phone)
+    assert overflow(phone) <= 0
+    point = phone.locator('[data-point="key 2"]').bounding_box()
+    assert point["width"] >= 24, "a finger must be able to take it"
+    phone.click("#tab-own")
+    phone.click("#own-form button")
+    assert overflow(phone) <= 0
+    assert accessibility(phone) == []
+
+
+def test_without_a_model_the_page_says_why(browser):
+    app = Playground(None, missing="no model: train one.").app()
+    with served(app) as address, quiet_page(browser) as page:
+        page.goto(address)
+        page.wait_for_function("() => byId('model').textContent !== ''")
+        assert "no model" in page.inner_text("#model")
+
+
+def test_a_model_that_is_compiled_is_announced(browser):
+    door = threading.Event()
+    playground = Playground(Reverser(), models=[{"name": "slow"}], warm=[lambda: door.wait(20)])
+    with served(playground.app()) as address, quiet_page(browser) as page:
+        page.goto(address)
+        page.wait_for_selector("#model:has-text('slow: being made ready …')")
+        door.set()
+        page.wait_for_function("() => byId('model').textContent === 'slow'")

@@ -1,0 +1,292 @@
+"""The application: statuses, headers, documents, and how it starts and stops."""
+
+import asyncio
+import contextlib
+import re
+import threading
+
+import httpx
+import pytest
+
+pytest.importorskip("starlette", reason='needs the server: pip install "regard[serve]"')
+
+from playground.fakes import Reverser, said
+from regard.playground.headers import HEADERS
+from regard.playground.limits import Limits
+from regard.playground.server import STATIC, Playground
+
+PLANE = {"query": [[1, 2]], "key": [[0, 1], [2, 3]]}
+
+
+@contextlib.asynccontextmanager
+async def running(playground):
+    """The application's life, and a client that talks to it without a network."""
+    inbox, outbox = asyncio.Queue(), asyncio.Queue()
+    app = playground.app()
+    life = asyncio.create_task(app({"type": "lifespan"}, inbox.get, outbox.put))
+    await inbox.put({"type": "lifespan.startup"})
+    assert (await outbox.get())["type"] == "lifespan.startup.complete"
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        yield client
+    await inbox.put({"type": "lifespan.shutdown"})
+    assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
+    await life
+
+
+async def ready(client):
+    while (await client.get("/healthz")).status_code != 200:
+        await asyncio.sleep(0.005)
+
+
+def asked(*requests, translator=None, **settings):
+    """Sends requests (method, path, options) one after another; returns their answers."""
+
+    async def run():
+        async with running(Playground(translator or Reverser(), **settings)) as client:
+            await ready(client)
+            return [await client.request(m, path, **options) for m, path, options in requests]
+
+    return asyncio.run(run())
+
+
+def post(path, body):
+    return ("POST", path, {"json": body})
+
+
+def test_a_translation_has_all_that_was_promised():
+    (answer,) = asked(post("/api/translate", {"text": ["a b c", ""], "beam": 3, "n_best": 2}))
+    assert answer.status_code == 200
+    first, second = answer.json()["translations"]
+    expected = said("a b c", 1)
+    assert first[1] == {
+        "text": expected.text,
+        "score": expected.score,
+        "source_words": list(expected.source_words),
+        "target_words": list(expected.target_words),
+        "weights": expected.weights.round(4).tolist(),
+    }
+    assert len(first) == 2
+    assert second[0]["target_words"] == []
+
+
+def test_points_are_attended_to():
+    (answer,) = asked(post("/api/attend", {**PLANE, "regime": "uniform"}))
+    assert answer.json()["weights"] == [[0.5, 0.5]]
+    assert answer.json()["output"] == [[1.0, 2.0]]
+
+
+REFUSED = [
+    (post("/api/translate", {"text": 1}), 422, "text must be"),
+    (("POST", "/api/translate", {"content": b"{"}), 422, "must be JSON"),
+    (post("/api/attend", {"query": []}), 422, "query must be"),
+    (("POST", "/api/translate", {"content": b"x" * 300_000}), 413, "at most 262144 bytes"),
+    (("GET", "/nowhere", {}), 404, "Not Found"),
+    (("GET", "/static/../server.py", {}), 404, "Not Found"),
+    (("GET", "/api/translate", {}), 405, "Method Not Allowed"),
+    (("DELETE", "/", {}), 405, "Method Not Allowed"),
+    (post("/api/translate", {"text": "BROKEN"}), 500, "the server's log has it"),
+]
+
+
+@pytest.mark.parametrize(("request_", "status", "message"), REFUSED)
+def test_errors_are_json_with_their_status(request_, status, message, caplog):
+    (answer,) = asked(request_)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/json"
+    assert message in answer.json()["error"]
+    assert ("failed" in caplog.text) == (status == 500)
+
+
+def test_a_body_without_a_length_is_measured():
+    async def chunks():
+        for _ in range(300):
+            yield b"x" * 1024
+
+    (answer,) = asked(("POST", "/api/translate", {"content": chunks()}))
+    assert answer.status_code == 413
+    assert "at most" in answer.json()["error"]
+
+
+def test_a_full_queue_and_a_slow_model_are_told():
+    door = threading.Event()
+    model = Reverser(open_door=door)
+    limits = Limits(queue=1, seconds=0.3)
+
+    async def run():
+        async with running(Playground(model, limits)) as client:
+            await ready(client)
+            slow = asyncio.create_task(client.post("/api/translate", json={"text": "a"}))
+            await asyncio.to_thread(model.started.wait, 5)
+            full = await client.post("/api/translate", json={"text": "b"})
+            late = await slow
+            door.set()
+            return full, late
+
+    full, late = asyncio.run(run())
+    assert (full.status_code, full.headers["retry-after"]) == (429, "1")
+    assert "queue is full" in full.json()["error"]
+    assert (late.status_code, late.headers["retry-after"]) == (503, "5")
+    assert "within 0.3 seconds" in late.json()["error"]
+
+
+def test_too_many_attends_are_told():
+    (answer,) = asked(post("/api/attend", PLANE), limits=Limits(attends=0))
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
+def test_before_it_is_warm_it_says_so():
+    door = threading.Event()
+
+    async def run():
+        playground = Playground(Reverser(), warm=[lambda: door.wait(20)])
+        async with running(playground) as client:
+            answers = [await client.get("/healthz")]
+            answers.append(await client.post("/api/translate", json={"text": "a"}))
+            answers.append(await client.post("/api/attend", json=PLANE))
+            door.set()
+            await ready(client)
+            answers.append(await client.post("/api/translate", json={"text": "a"}))
+            return answers
+
+    health, early, plane, late = asyncio.run(run())
+    assert (health.status_code, health.json()) == (503, {"status": "starting"})
+    assert early.status_code == 503
+    assert "made ready" in early.json()["error"]
+    assert plane.status_code == late.status_code == 200
+
+
+def test_a_failed_warming_is_logged_and_survived(caplog):
+    def broken():
+        raise RuntimeError("no memory")
+
+    (answer,) = asked(post("/api/translate", {"text": "a b"}), warm=[broken])
+    assert answer.status_code == 200
+    assert "warming failed" in caplog.text
+
+
+def test_to_stop_it_need_not_get_warm():
+    ran = []
+    door = threading.Event()
+
+    def step():
+        ran.append(1)
+        door.wait(0.2)
+
+    async def run():
+        async with running(Playground(Reverser(), warm=[step] * 50)):
+            await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+    assert len(ran) < 5
+
+
+def test_without_a_model_the_rest_works():
+    async def run():
+        async with running(Playground(None, missing="no model: train one.")) as client:
+            await ready(client)
+            texts = await client.post("/api/translate", json={"text": "a"})
+            models = await client.get("/api/models")
+            return texts, models, await client.post("/api/attend", json=PLANE)
+
+    texts, models, plane = asyncio.run(run())
+    assert (texts.status_code, texts.json()) == (503, {"error": "no model: train one."})
+    assert models.json() == {"models": [], "status": "ok"}
+    assert plane.status_code == 200
+
+
+def test_the_end_answers_what_is_in_flight():
+    door = threading.Event()
+    model = Reverser(open_door=door)
+
+    async def run():
+        async with running(Playground(model)) as client:
+            await ready(client)
+            asked = [
+                asyncio.create_task(client.post("/api/translate", json={"text": f"a b{i}"}))
+                for i in range(5)
+            ]
+            await asyncio.to_thread(model.started.wait, 5)
+            await asyncio.sleep(0.05)
+            asyncio.get_running_loop().call_later(0.1, door.set)
+            # Leaving shuts down while all five wait.
+        return await asyncio.gather(*asked)
+
+    answers = asyncio.run(run())
+    assert [one.json()["translations"][0][0]["text"] for one in answers] == [
+        f"b{i} a" for i in range(5)
+    ]
+
+
+def test_security_headers_are_on_every_answer():
+    gets = [("GET", path, {}) for path in [*STATIC, "/api/models", "/healthz", "/metrics"]]
+    for answer in asked(*gets, ("GET", "/openapi.json", {}), *(one for one, _, _ in REFUSED)):
+        for name, value in HEADERS.items():
+            assert answer.headers[name] == value, (str(answer.url), name)
+    policy = HEADERS["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+
+
+def test_the_page_has_no_inline_script_or_style_and_asks_nobody_else():
+    answers = asked(*(("GET", path, {}) for path in STATIC))
+    files = dict(zip(STATIC, answers, strict=True))
+    assert all(answer.status_code == 200 for answer in answers)
+    page = files["/"].text
+    assert not re.search(r"<script(?![^>]*\bsrc=)", page)
+    assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:", page)
+    named = set(re.findall(r'(?:src|href)="([^"]+)"', page))
+    assert named <= set(STATIC)
+    for path, answer in files.items():
+        text = answer.text.replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|innerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+        assert answer.headers["content-type"].startswith(STATIC[path][1].split(";")[0])
+
+
+def test_the_document_lists_every_route():
+    (answer,) = asked(("GET", "/openapi.json", {}))
+    described = answer.json()
+    listed = {(path, name) for path, item in described["paths"].items() for name in item}
+    routes = Playground(Reverser()).app().app.routes
+    served = {
+        (route.path, method.lower())
+        for route in routes
+        for method in route.methods - {"HEAD"}
+        if route.path not in STATIC
+    }
+    assert listed == served
+    translate = described["paths"]["/api/translate"]["post"]["responses"]
+    assert set(translate) == {"200", "413", "422", "429", "503"}
+
+
+SAMPLE = re.compile(r'^([a-z_]+)(\{([a-z]+="[^"\n]*",?)+\})? (-?[0-9.e+-]+|\+Inf)$')
+
+
+def test_the_metrics_can_be_read_and_count():
+    requests = [post("/api/translate", {"text": ["a", "b"]})] * 3 + [("GET", "/x/y", {})] * 2
+    *_, answer = asked(*requests, ("GET", "/x/z", {}), ("GET", "/metrics", {}))
+    values, kinds = {}, {}
+    for line in answer.text.splitlines():
+        if line.startswith("# TYPE"):
+            _, _, name, kind = line.split()
+            kinds[name] = kind
+        elif not line.startswith("# HELP"):
+            assert SAMPLE.match(line), line
+            name, value = line.rsplit(" ", 1)
+            values[name] = float(value)
+    assert values['regard_requests_total{path="/api/translate",status="200"}'] == 3
+    assert values['regard_requests_total{path="other",status="404"}'] == 3
+    assert values["regard_sentences_total"] == 6
+    assert values["regard_waiting_sentences"] == 0
+    assert values['regard_request_seconds_bucket{path="/api/translate",le="+Inf"}'] == 3
+    assert kinds["regard_request_seconds"] == "histogram"
+    assert not any("/x/" in name for name in values)
+
+
+def test_large_counts_keep_every_digit():
+    from regard.playground.metrics import Metrics
+
+    metrics = Metrics()
+    metrics.batch(12_345_678, 1.0)
+    assert "regard_sentences_total 12345678\n" in metrics.text()
