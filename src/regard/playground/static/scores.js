@@ -89,7 +89,7 @@ function drawPlane(found, chosen) {
     const cross = shape("g", { transform: `translate(${x} ${-y})`, class: "output" }, plane);
     shape("line", { x1: -0.16, y1: -0.16, x2: 0.16, y2: 0.16 }, cross);
     shape("line", { x1: -0.16, y1: 0.16, x2: 0.16, y2: -0.16 }, cross);
-    label(x, y - 0.62, `out ${q + 1}`);
+    label(x, y, `out ${q + 1}`, true);
   });
   const far = found.output.flatMap(([x, y], q) => (
     Math.max(Math.abs(x), Math.abs(y)) > 5 ? [q + 1] : []));
@@ -111,8 +111,11 @@ function drawPlane(found, chosen) {
   }
 }
 
-function label(x, y, text) {
-  shape("text", { x: x + 0.26, y: -y - 0.22 }, plane).textContent = text;
+// Points are named above and to the right, outputs below and to the left: they may meet.
+function label(x, y, text, output) {
+  const place = output ? { x: x - 0.24, y: -y + 0.42, "text-anchor": "end" }
+    : { x: x + 0.26, y: -y - 0.22 };
+  shape("text", place, plane).textContent = text;
 }
 
 function place(name, x, y) {
