@@ -12,6 +12,7 @@ import typer
 
 from regard.cli import options
 from regard.cli.failures import one_line_errors
+from regard.cli.loading import load_translator
 from regard.cli.output import output
 from regard.cli.sentence_pairs import check_usage, in_chunks, read_corpus
 from regard.cli.waiting import Waiting, waiting
@@ -82,7 +83,8 @@ def command(
         corpus = read_corpus(tsv, source, target)
         answers = None if gold is None else _read_gold(gold, corpus.report.kept)
         wait.says("loading the model")
-        translators = _load(model, reverse_model, no_cache)
+        folders = [model] if reverse_model is None else [model, reverse_model]
+        translators = [load_translator(folder, no_cache) for folder in folders]
         wait.says("aligning", corpus.report.kept)
         look = LOOKS[shift]
         looks = LOOKS if answers is not None else (look,)
@@ -103,15 +105,6 @@ def command(
                     kept.setdefault(option, []).extend(links)
     if answers is not None:
         _print_errors(kept, answers)
-
-
-def _load(model: Path | None, reverse: Path | None, no_cache: bool) -> list["Translator"]:
-    from regard.cli.compile_cache import keep_compiled_programs
-    from regard.seq2seq.translator import Translator
-
-    if not no_cache:
-        keep_compiled_programs()
-    return [Translator.load(model), *([] if reverse is None else [Translator.load(reverse)])]
 
 
 def _links(

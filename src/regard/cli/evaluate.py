@@ -14,6 +14,7 @@ import typer
 
 from regard.cli import options
 from regard.cli.failures import one_line_errors
+from regard.cli.loading import load_translator
 from regard.cli.output import output
 from regard.cli.sentence_pairs import check_usage, in_chunks, read_corpus
 from regard.cli.waiting import Waiting, waiting
@@ -87,13 +88,9 @@ def command(
         if plot is not None:
             _check_plot(plot)
         wait.says("loading the model")
-        from regard.cli.compile_cache import keep_compiled_programs
         from regard.seq2seq.hypotheses import SearchOptions
-        from regard.seq2seq.translator import Translator
 
-        if not no_cache:
-            keep_compiled_programs()
-        translator = Translator.load(model)
+        translator = load_translator(model, no_cache)
         search = SearchOptions(beam=beam, length_penalty=length_penalty)
         texts = _translated(translator, pairs, search, wait)
         aligned = _aligned(translator, pairs, grammar is None, wait)

@@ -1,5 +1,6 @@
 """The sentence pairs that a command is given, checked before anything is written."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,11 +61,5 @@ def read_corpus(
 
 def in_chunks(pairs: Iterator["Pair"], size: int = 1024) -> Iterator[list["Pair"]]:
     """Pairs by the thousand."""
-    chunk: list[Pair] = []
-    for pair in pairs:
-        chunk.append(pair)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
+    while chunk := list(itertools.islice(pairs, size)):
         yield chunk

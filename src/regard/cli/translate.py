@@ -13,6 +13,7 @@ import typer
 
 from regard.cli import options, text_lines
 from regard.cli.failures import one_line_errors
+from regard.cli.loading import load_translator
 from regard.cli.output import output
 from regard.cli.waiting import Waiting, waiting
 
@@ -67,13 +68,9 @@ def command(
         lines, total = _lines(text, in_file)
         show = _Show(file, n_best, as_json, alignment)
         with waiting("loading the model") as wait:
-            from regard.cli.compile_cache import keep_compiled_programs
             from regard.seq2seq.hypotheses import SearchOptions
-            from regard.seq2seq.translator import Translator
 
-            if not no_cache:
-                keep_compiled_programs()
-            translator = Translator.load(model, longest=longest)
+            translator = load_translator(model, no_cache, longest=longest)
             search = SearchOptions(beam=beam, length_penalty=length_penalty)
             typed = not text and in_file is None and sys.stdin.isatty()
             if typed:  # a bar would get in the way of the typing
@@ -124,7 +121,9 @@ class _Show:
     def __call__(self, source: str, translations: list["Translation"]) -> None:
         index, self.count = self.count, self.count + 1
         if self.as_json:
-            told = {"source": source, "translations": [_told(one) for one in translations]}
+            from regard.seq2seq.translation import to_json
+
+            told = {"source": source, "translations": [to_json(one) for one in translations]}
             print(json.dumps(told, ensure_ascii=False), file=self.file)
             return
         for one in translations:
@@ -138,16 +137,6 @@ class _Show:
             print(("\t" if self.n_best == 1 else " ||| ").join(parts), file=self.file)
             if self.drawn and one.weights.size:
                 _draw(one)
-
-
-def _told(one: "Translation") -> dict[str, Any]:
-    return {
-        "text": one.text,
-        "score": round(one.score, 4),
-        "source_words": list(one.source_words),
-        "target_words": list(one.target_words),
-        "weights": [[round(weight, 4) for weight in row] for row in one.weights.tolist()],
-    }
 
 
 def _draw(one: "Translation") -> None:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from importlib.resources import files
 from typing import Any
 
-import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -23,6 +22,7 @@ from regard.playground.limits import Limits
 from regard.playground.metrics import Metrics
 from regard.playground.openapi import describe
 from regard.playground.requests import Refusal, parse, read_attend, read_translate
+from regard.seq2seq.translation import to_json
 
 log = logging.getLogger("regard.playground")
 
@@ -156,7 +156,7 @@ class Playground:
         from regard.seq2seq.hypotheses import SearchOptions
 
         found = self.translator.translate(texts, search=SearchOptions(beam=beam), n_best=n_best)
-        return [[_told(one) for one in best] for best in found]
+        return [[to_json(one) for one in best] for best in found]
 
     def _answered(self, handler: Any) -> Any:
         """A handler whose refusals and failures are answers too."""
@@ -175,18 +175,6 @@ class Playground:
                 return JSONResponse({"error": text}, 500)
 
         return endpoint
-
-
-def _told(one: Any) -> dict[str, Any]:
-    """A translation as JSON."""
-    score = float(one.score)
-    return {
-        "text": one.text,
-        "score": round(score, 4) if abs(score) < 1e30 else None,
-        "source_words": list(one.source_words),
-        "target_words": list(one.target_words),
-        "weights": np.round(np.asarray(one.weights, np.float64), 4).tolist(),
-    }
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -21,7 +21,7 @@ from regard.pool.passes import Static, pool_by
 from regard.pool.problem import Problem
 from regard.pool.tiles import Operands, TilePlan, Tiles, Tiling, pad_rows
 from regard.pool.visits import visit_bounds, visited
-from regard.pool.ways import find_ways
+from regard.pool.ways import find_ways, lift_ran
 from regard.shapes import Axes
 from regard.varying import vary_as
 
@@ -38,9 +38,7 @@ def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Ar
     static = Static(passes, branch=platform != "cpu", dtype=plans[0].value_dtype)
     inputs = (operands, allowed, problem.seed, in_range)
     out = pool_by(static, *vary_as(inputs, inputs))
-    if ways[0].lift is None or in_range is None:
-        return out, jnp.array(ways[0].lift is not None)
-    return out, in_range
+    return out, lift_ran(ways, in_range)
 
 
 def sweeper(

@@ -18,7 +18,7 @@ from regard.normalize import Softmax
 from regard.pool.passes import Pass, Static, pool_by
 from regard.pool.problem import Problem
 from regard.pool.request import Device, Request
-from regard.pool.ways import Way, find_ways
+from regard.pool.ways import Way, find_ways, lift_ran
 from regard.pool.wide_kernel.blocks import Blocks, current_blocks
 from regard.score.additive import Additive
 from regard.score.contract import Lift
@@ -131,9 +131,7 @@ def pallas(problem: Problem, target: Target, scale: float | None) -> tuple[Array
     static = Static(passes, branch=True, dtype=cast(Array, problem.value).dtype)
     allowed = (problem.allowed,) * len(ways)
     out = pool_by(static, operands, allowed, problem.seed, in_range)
-    if ways[0].lift is None or in_range is None:
-        return out, jnp.array(ways[0].lift is not None)
-    return out, in_range
+    return out, lift_ran(ways, in_range)
 
 
 def _prepare(problem: Problem, way: Way, target: Target, scale: float | None) -> tuple[Pass, Any]:

@@ -28,7 +28,7 @@ from regard.pool.passes import Static, pool_by
 from regard.pool.problem import Problem
 from regard.pool.request import Request, Ring
 from regard.pool.tiles import Operands, Tiling, make_operands, pad_rows
-from regard.pool.ways import find_ways
+from regard.pool.ways import find_ways, lift_ran
 from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
 from regard.varying import vary_as
@@ -87,9 +87,7 @@ def ring(problem: Problem, over: Ring, sizes: Tiling | None, platform: str) -> t
     allowed = (shares.ranges(problem.allowed, axes),) * len(ways)
     static = Static(tuple(passes), platform != "cpu", cast(Array, problem.value).dtype)
     out = pool_by(static, tuple(operands), allowed, problem.seed, in_range)
-    if ways[0].lift is None or in_range is None:
-        return out, jnp.array(ways[0].lift is not None)
-    return out, in_range
+    return out, lift_ran(ways, in_range)
 
 
 @dataclass(frozen=True)
@@ -140,15 +138,15 @@ class Shares:
         me, own = lax.axis_index(self.over.axis), jnp.arange(self.rows, dtype=jnp.int32)
         return jnp.concatenate([self.piece(me, c) * self.rows + own for c in range(self.chunks)])
 
-    def spread(self, tree: Any, axis: int = ROWS) -> Any:
+    def spread(self, tree: Any) -> Any:
         """Inside the ring: from neighboring rows to the two pieces of the zigzag."""
-        return self._exchange(tree, axis, back=False)
+        return self._exchange(tree, back=False)
 
-    def gather(self, tree: Any, axis: int = ROWS) -> Any:
+    def gather(self, tree: Any) -> Any:
         """The inverse of `spread`."""
-        return self._exchange(tree, axis, back=True)
+        return self._exchange(tree, back=True)
 
-    def _exchange(self, tree: Any, axis: int, back: bool) -> Any:
+    def _exchange(self, tree: Any, back: bool) -> Any:
         """Each device has the pieces 2i and 2i+1; piece p belongs to device p or its mirror."""
         if self.chunks == 1:
             return tree
@@ -159,9 +157,9 @@ class Shares:
         gets_even_front = me % 2 == 0
 
         def exchange(array: Array) -> Array:
-            if array.shape[axis] == 1:
+            if array.shape[ROWS] == 1:
                 return array
-            first, second = jnp.split(array, 2, axis)
+            first, second = jnp.split(array, 2, ROWS)
             if back:  # what is held: front, back; sent home by parity
                 even = jnp.where(gets_even_front, first, second)
                 odd = jnp.where(gets_even_front, second, first)
@@ -172,10 +170,10 @@ class Shares:
             even = lax.ppermute(even, self.over.axis, pairs[0])
             odd = lax.ppermute(odd, self.over.axis, pairs[1])
             if back:
-                return jnp.concatenate([even, odd], axis)
+                return jnp.concatenate([even, odd], ROWS)
             front = jnp.where(gets_even_front, even, odd)
             rear = jnp.where(gets_even_front, odd, even)
-            return jnp.concatenate([front, rear], axis)
+            return jnp.concatenate([front, rear], ROWS)
 
         return jax.tree.map(exchange, tree)
 
@@ -219,10 +217,7 @@ class RingPass:
         self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
     ) -> tuple[Array, Any]:
         shares, normalize = self.shares, self.layout.normalize
-        operands, allowed, seed, active = vary_as(
-            (operands, allowed, seed, active), (operands, lax.axis_index(shares.over.axis))
-        )
-        operands, allowed = self._spread(operands, allowed)
+        operands, allowed, seed, active = self._own(operands, allowed, seed, active)
         axes = self.layout.axes
         rows, wide = (axes.B, axes.N, axes.T), self._wide(operands)
 
@@ -255,10 +250,7 @@ class RingPass:
         results: tuple[Array, Array, Any],
     ) -> Operands:
         shares, axes = self.shares, self.layout.axes
-        operands, allowed, seed, active = vary_as(
-            (operands, allowed, seed, active), (operands, lax.axis_index(shares.over.axis))
-        )
-        operands, allowed = self._spread(operands, allowed)
+        operands, allowed, seed, active = self._own(operands, allowed, seed, active)
         results = shares.spread(results)
         wide = self._wide(operands)
         zeros = functools.partial(jax.tree.map, lambda a: jnp.zeros(a.shape, wide))
@@ -330,11 +322,18 @@ class RingPass:
             lambda total, d: total.at[:, :, here].add(d.astype(total.dtype)), totals, parts
         )
 
-    def _spread(self, operands: Operands, allowed: Allowed) -> tuple[Operands, Allowed]:
+    def _own(
+        self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
+    ) -> tuple[Operands, Allowed, Array | None, Array | None]:
+        """What shard_map gave this device, as its pieces, and varying over the ring."""
+        given = (operands, allowed, seed, active)
+        me = lax.axis_index(self.shares.over.axis)
+        operands, allowed, seed, active = vary_as(given, (operands, me))
         query, key, value, start, end = self.shares.spread(
             (operands.query, operands.key, operands.value, allowed.start, allowed.end)
         )
-        return replace(operands, query=query, key=key, value=value), Allowed(start, end, (), ())
+        operands = replace(operands, query=query, key=key, value=value)
+        return operands, Allowed(start, end, (), ()), seed, active
 
     def _wide(self, operands: Operands) -> Any:
         """The dtype of sums, as the layout has it."""

@@ -64,6 +64,13 @@ def find_ways(problem: Problem, tiled: bool = True) -> tuple[list[Way], Array | 
     return ([first] if in_range is None else [first, definition]), in_range
 
 
+def lift_ran(ways: list[Way], in_range: Array | None) -> Array:
+    """A bool scalar: whether the way that was taken is a lift."""
+    if ways[0].lift is None or in_range is None:
+        return jnp.array(ways[0].lift is not None)
+    return in_range
+
+
 def take_way(ways: list[Way], in_range: Array | None, run: Callable[[Way], Any]) -> Any:
     """run(the first way), or the second where the data is out of the first one's range."""
     if in_range is None:

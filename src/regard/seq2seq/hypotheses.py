@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,8 +77,13 @@ class Hypotheses:
 
 
 def penalized(options: SearchOptions, log_prob: Array, length: Array) -> Array:
-    """log p / ((5 + length) / 6)^α."""
-    return log_prob / ((5.0 + length.astype(jnp.float32)) / 6.0) ** options.length_penalty
+    """What hypotheses are ranked by."""
+    return by_length(log_prob, length.astype(jnp.float32), options.length_penalty)
+
+
+def by_length(log_prob: Any, length: Any, penalty: float) -> Any:
+    """log p / ((5 + length) / 6)^α, of arrays or numbers."""
+    return log_prob / ((5.0 + length) / 6.0) ** penalty
 
 
 def candidates(options: SearchOptions, logits: Array, k: int, last: Array) -> tuple[Array, Array]:

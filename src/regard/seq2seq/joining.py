@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from regard.seq2seq.alignment import word_weights
+from regard.seq2seq.hypotheses import by_length
 from regard.seq2seq.tokenizer import Encoded, Tokenizer
 from regard.seq2seq.translation import Translation
 
@@ -73,7 +74,7 @@ def joined(
         score = chosen[0][1].score
         if len(chosen) > 1:
             tokens = sum(len(written.tokens) for _, written in chosen)
-            score = log_prob / ((5.0 + tokens) / 6.0) ** length_penalty
+            score = by_length(log_prob, tokens, length_penalty)
         text = " ".join(one.text for one in read if one.text)
         translations.append(Translation(source.words, words, weights, text, score, log_prob))
     return sorted(translations, key=lambda one: -one.score)

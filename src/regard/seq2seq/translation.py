@@ -1,6 +1,7 @@
 """What a translator gives back: text, how sure it is, and which word came from which."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -61,3 +62,21 @@ class Translation(Alignment):
     def empty(cls) -> "Translation":
         """Of a text without words: it has one translation, of which one can be certain."""
         return cls((), (), np.zeros((0, 0)), "", 0.0, 0.0)
+
+
+def to_json(one: Translation) -> dict[str, Any]:
+    """A translation as the command line and the playground tell it: four digits are enough.
+
+    Example:
+        >>> from regard.seq2seq.translation import Translation, to_json
+        >>> to_json(Translation.empty())["weights"]
+        []
+    """
+    score = float(one.score)
+    return {
+        "text": one.text,
+        "score": round(score, 4) if abs(score) < 1e30 else None,  # JSON has no infinity
+        "source_words": list(one.source_words),
+        "target_words": list(one.target_words),
+        "weights": np.round(np.asarray(one.weights, np.float64), 4).tolist(),
+    }
