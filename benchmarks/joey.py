@@ -337,7 +337,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--train-batches", type=int, default=4, help="in each round")
     parser.add_argument("--decode-batches", type=int, default=2, help="in each round")
-    parser.add_argument("--record", action="store_true", help="leave results/joey-*.json")
+    parser.add_argument("--record", action="store_true", help="leave results/translator/joey-*.json")
     options = parser.parse_args()
     before = os.getloadavg()
     with tempfile.TemporaryDirectory() as folder:
@@ -369,7 +369,7 @@ def main() -> None:
             "rounds": rounds,
         }
         name = f"joey-{cores}-cores-{today}.json"
-        target = Path(__file__).parent / "results" / name
+        target = Path(__file__).parent / "results/translator" / name
         target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(f"wrote {target}", file=sys.stderr)
 

@@ -92,3 +92,15 @@ def test_command_draws_beside_the_numbers(gpu_record, tmp_path):
     app.command()(bench_command)
     assert CliRunner().invoke(app, ["--draw", str(path)]).exit_code == 0
     assert len(list(tmp_path.glob("nvidia-h200-*.png"))) == 2
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", "not JSON", '{"cases": []}'])
+def test_command_refuses_what_is_no_run(text, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    app = typer.Typer()
+    app.command()(bench_command)
+    done = CliRunner().invoke(app, ["--draw", str(path)])
+    assert done.exit_code == 1
+    assert "regard bench leaves" in done.output
+    assert "other.json" in done.output

@@ -65,7 +65,7 @@ def command(
 ) -> None:
     """Time regard against its peers: about three minutes on two cores, a few more on a GPU."""
     if draw is not None:
-        _draw(json.loads(draw.read_text(encoding="utf-8")), out or draw.parent)
+        _draw(_stored_run(draw), out or draw.parent)
     elif tune:
         _tune(case or ["kernel_*"], out)
     else:
@@ -149,6 +149,19 @@ def _on_gpu(cases: Sequence["Case"], settings: "Settings") -> tuple[list["Row"],
         typer.echo(f"no GPU to run on: {rows[0].absent}", err=True)
         raise typer.Exit(1)
     return rows, described
+
+
+def _stored_run(path: Path) -> dict[str, Any]:
+    """The record in a file that a run of this command left."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # not JSON, or not UTF-8
+        record = None
+    if not isinstance(record, dict) or not {"cases", "rows", "device", "date"} <= record.keys():
+        rule = "--draw takes the JSON that a run of regard bench leaves"
+        typer.echo(f"error: {rule}, and {path} is something else", err=True)
+        raise typer.Exit(1)
+    return record
 
 
 def _draw(record: dict[str, Any], folder: Path) -> None:
