@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import regard
-from regard.cli import align, bench, demo, evaluate, export, serve, tour, train, translate
+from regard.cli import align, bench, demo, doctor, evaluate, export, serve, tour, train, translate
 
 app = typer.Typer(
     name="regard",
@@ -24,6 +24,7 @@ app.command("evaluate")(evaluate.command)
 app.command("export")(export.command)
 app.command("serve")(serve.command)
 app.command("bench")(bench.command)
+app.command("doctor")(doctor.command)
 
 
 def _print_version(wanted: bool) -> None:
