@@ -202,9 +202,9 @@ async def ready(port: int) -> float:
     began = time.perf_counter()
     while time.perf_counter() - began < PATIENCE:
         client = Client(port)
-        status, _ = await client.ask("GET", "/healthz")
+        status, state = await client.ask("GET", "/healthz")
         client.close()
-        if status == 200:
+        if status == 200 and not state["compiling"]:
             return time.perf_counter() - began
         await asyncio.sleep(0.5)
     raise SystemExit(f"the server was not ready within {PATIENCE} seconds.")

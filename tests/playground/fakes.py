@@ -30,11 +30,13 @@ class Reverser:
     def __init__(self, seconds: float = 0.0, open_door: threading.Event | None = None) -> None:
         self.seconds, self.open_door = seconds, open_door
         self.calls: list[tuple[int, int, int]] = []  # sentences, beam, n_best
+        self.hurries: list[bool | None] = []
         self.started = threading.Event()
 
-    def translate(self, texts, *, search, n_best=1):
+    def translate(self, texts, *, search, n_best=1, hurry=None):
         self.started.set()
         self.calls.append((len(texts), search.beam, n_best))
+        self.hurries.append(hurry)
         time.sleep(self.seconds)
         if self.open_door is not None:
             assert self.open_door.wait(20), "the test forgot the door"

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("starlette", reason='needs the server: pip install "regard[serve]"')
 
 from playground.fakes import Reverser, said
-from regard.playground.headers import HEADERS
+from regard.playground.headers import HEADERS, THIS_MACHINE
 from regard.playground.limits import Limits
 from regard.playground.server import STATIC, Playground
 
@@ -27,7 +27,7 @@ async def running(playground):
     await inbox.put({"type": "lifespan.startup"})
     assert (await outbox.get())["type"] == "lifespan.startup.complete"
     transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
     await inbox.put({"type": "lifespan.shutdown"})
     assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
@@ -98,6 +98,28 @@ def test_errors_are_json_with_their_status(request_, status, message, caplog):
     assert ("failed" in caplog.text) == (status == 500)
 
 
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("localhost:8000", 200),
+        ("LOCALHOST", 200),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("evil.example", 421),
+        ("evil.example:8000", 421),
+        ("localhost.evil.example", 421),
+        ("127.0.0.1.evil.example:80", 421),
+        ("", 421),
+    ],
+)
+def test_who_asks_for_another_name_is_refused(name, status):
+    request = ("POST", "/api/attend", {"json": PLANE, "headers": {"host": name}})
+    (answer,) = asked(("GET", "/healthz", {}), request, hosts=THIS_MACHINE)[1:]
+    assert answer.status_code == status
+    assert status == 200 or "by the name of localhost" in answer.json()["error"]
+    assert answer.headers["x-frame-options"] == "DENY"
+
+
 def test_a_body_without_a_length_is_measured():
     async def chunks():
         for _ in range(300):
@@ -150,7 +172,7 @@ def test_before_it_is_warm_it_says_so():
             return answers
 
     health, early, plane, late = asyncio.run(run())
-    assert (health.status_code, health.json()) == (503, {"status": "starting"})
+    assert (health.status_code, health.json()) == (503, {"status": "starting", "compiling": True})
     assert early.status_code == 503
     assert "made ready" in early.json()["error"]
     assert plane.status_code == late.status_code == 200
@@ -162,6 +184,41 @@ def test_a_failed_warming_is_logged_and_survived(caplog):
 
     (answer,) = asked(post("/api/translate", {"text": "a b"}), warm=[broken])
     assert answer.status_code == 200
+    assert "warming failed" in caplog.text
+
+
+def test_programs_compiled_at_leisure_are_taken_when_all_are_there():
+    door, model = threading.Event(), Reverser()
+
+    async def run():
+        steps = [lambda: None, lambda: door.wait(20)]
+        async with running(Playground(model, later=steps)) as client:
+            await ready(client)
+            assert (await client.get("/healthz")).json() == {"status": "ok", "compiling": True}
+            await client.post("/api/translate", json={"text": "a b"})
+            door.set()
+            while (await client.get("/healthz")).json()["compiling"]:
+                await asyncio.sleep(0.005)
+            await client.post("/api/translate", json={"text": "a b"})
+
+    asyncio.run(run())
+    assert model.hurries == [None, False]
+
+
+def test_programs_that_could_not_be_compiled_are_not_taken(caplog):
+    model = Reverser()
+
+    def broken():
+        raise RuntimeError("out of memory")
+
+    async def run():
+        async with running(Playground(model, later=[broken])) as client:
+            while (await client.get("/healthz")).json()["compiling"]:
+                await asyncio.sleep(0.005)
+            await client.post("/api/translate", json={"text": "a b"})
+
+    asyncio.run(run())
+    assert model.hurries == [None]
     assert "warming failed" in caplog.text
 
 

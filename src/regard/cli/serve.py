@@ -8,7 +8,7 @@ import ipaddress
 import socket
 import sys
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -43,6 +43,8 @@ def command(
             f"regard serve needs {error.name}, which is not installed.\n"
             'Install it with: pip install "regard[serve]"'
         )
+    from regard.playground.headers import THIS_MACHINE
+
     # The address comes first: who finds it taken should not have waited for a model.
     with _bound(host, port) as listening:
         if not _only_here(host):
@@ -57,11 +59,11 @@ def command(
             if open_page:
                 webbrowser.open(address)
 
-        _run(_playground(model), listening, announce)
+        _run(_playground(model, THIS_MACHINE if _only_here(host) else None), listening, announce)
     _say("stopped.")
 
 
-def _playground(folder: Path | None) -> "Playground":
+def _playground(folder: Path | None, hosts: Collection[str] | None) -> "Playground":
     """The application with its translator, or without where there is none."""
     from regard.cli.compile_cache import keep_compiled_programs
     from regard.playground.server import Playground
@@ -82,12 +84,13 @@ def _playground(folder: Path | None) -> "Playground":
     else:
         name = "English → French" if folder is None else folder.resolve().name
         models = [{"name": name, "parameters": _parameters(translator)}]
-        warm = [*planes(), *steps(translator, _progress)]
-        return Playground(translator, models=models, warm=warm)
+        warm = [*planes(), *steps(translator, _progress, hurry=True)]
+        later = steps(translator, _optimized, hurry=False)
+        return Playground(translator, models=models, warm=warm, later=later, hosts=hosts)
     if folder is not None:  # asked for by name: that is not to be passed over
         _fail(missing)
     _say(f"no translator: {missing}\n{NO_MODEL}")
-    return Playground(None, missing=missing, warm=planes())
+    return Playground(None, missing=missing, warm=planes(), hosts=hosts)
 
 
 def _run(playground: "Playground", listening: socket.socket, announce: Callable[[], None]) -> None:
@@ -152,6 +155,11 @@ def _progress(done: int, of: int) -> None:
     if done == of:
         typer.echo("\r" if sys.stderr.isatty() else "", err=True, nl=False)
         _say(f"ready: {of} shapes are compiled.")
+
+
+def _optimized(done: int, of: int) -> None:
+    if done == of:
+        _say("fast: every shape has been compiled again, this time at leisure.")
 
 
 def _say(text: str) -> None:

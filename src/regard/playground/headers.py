@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections.abc import Collection
 from typing import Any
 
 from regard.playground.limits import Limits
@@ -11,6 +13,13 @@ from regard.playground.metrics import Metrics
 from regard.playground.requests import Refusal
 
 DRAINED = 16  # times the limit: so much of a body that is too large is read and thrown away
+
+THIS_MACHINE = ("localhost", "127.0.0.1", "[::1]")
+_PORT = re.compile(r":\d+$")
+_ELSEWHERE = (
+    "the server is for this machine, by the name of localhost. Fix: open it by that name, or start "
+    "it with --host for other machines."
+)
 
 HEADERS = {
     "content-security-policy": (
@@ -36,10 +45,21 @@ class Around:
         metrics: is told of each answer.
         paths: the addresses that are counted by name; others are counted as "other", so that
             nobody can fill the memory with names.
+        hosts: the names it may be called by, without a port; None: any. A page elsewhere can have
+            its own name lead to this machine, and then ask in a visitor's browser as if it came
+            from here; the name that it asks for gives it away.
     """
 
-    def __init__(self, app: Any, limits: Limits, metrics: Metrics, paths: frozenset[str]) -> None:
-        self.app, self.limits, self.metrics, self.paths = app, limits, metrics, paths
+    def __init__(
+        self,
+        app: Any,
+        limits: Limits,
+        metrics: Metrics,
+        paths: frozenset[str],
+        hosts: Collection[str] | None = None,
+    ) -> None:
+        self.app, self.limits, self.metrics = app, limits, metrics
+        self.paths, self.hosts = paths, hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -70,7 +90,10 @@ class Around:
             await send(message)
 
         try:
-            if self._declared(scope) > self.limits.body:
+            if not self._meant(scope):
+                await self._drain(receive)
+                await self._refuse(secured, Refusal(421, _ELSEWHERE))
+            elif self._declared(scope) > self.limits.body:
                 await self._drain(receive)
                 await self._refuse(secured, too_large)
             else:
@@ -78,6 +101,13 @@ class Around:
         finally:
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.metrics.request(path, status, time.perf_counter() - began)
+
+    def _meant(self, scope: Any) -> bool:
+        """Whether the request asks for one of our names."""
+        if self.hosts is None:
+            return True
+        name = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
+        return _PORT.sub("", name) in self.hosts
 
     @staticmethod
     def _declared(scope: Any) -> int:

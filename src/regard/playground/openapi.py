@@ -124,7 +124,7 @@ _ATTENDED = _object(
 )
 _STATUS = {"enum": ["ok", "starting", "stopping"]}
 _MODELS = _object({"models": _list({"type": "object"}), "status": _STATUS}, ["models", "status"])
-_HEALTH = _object({"status": _STATUS}, ["status"])
+_HEALTH = _object({"status": _STATUS, "compiling": {"type": "boolean"}}, ["status", "compiling"])
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from importlib.resources import files
 from typing import Any
 
@@ -51,7 +51,10 @@ class Playground:
         models: what /api/models answers.
         warm: what is to be run before the server is ready, to compile; one step after another,
             so that a server which is told to stop need not wait for all of them.
+        later: what is to be run once it is ready, while it answers: the same programs, compiled
+            at leisure. They are taken when all of them are there.
         missing: why there is no translator, as one sentence.
+        hosts: the names that requests may ask for, see `Around`; None: any.
     """
 
     def __init__(
@@ -60,12 +63,17 @@ class Playground:
         limits: Limits = Limits(),
         models: list[dict[str, Any]] | None = None,
         warm: Iterable[Callable[[], None]] = (),
+        later: Iterable[Callable[[], None]] = (),
         missing: str = "there is no model here.",
+        hosts: Collection[str] | None = None,
     ) -> None:
-        self.translator, self.limits, self.warm = translator, limits, warm
-        self.models, self.missing = models or [], missing
+        self.translator, self.limits = translator, limits
+        self.warm, self.later = warm, later
+        self.models, self.missing, self.hosts = models or [], missing, hosts
         self.metrics = Metrics()
         self.status = "starting"
+        self.compiling = True
+        self.hurry: bool | None = None  # what a translator does by itself
         self.attending = 0
 
     def app(self) -> Around:
@@ -86,7 +94,7 @@ class Playground:
         )
         # Around all of it, and not one of Starlette's middlewares: those do not see every error.
         paths = frozenset(route.path for route in routes)
-        return Around(starlette, limits=self.limits, metrics=self.metrics, paths=paths)
+        return Around(starlette, self.limits, self.metrics, paths, self.hosts)
 
     # Addresses -------------------------------------------------------------------------------
 
@@ -112,7 +120,8 @@ class Playground:
         return JSONResponse({"models": self.models, "status": self.status})
 
     async def health(self, request: Request) -> Response:
-        return JSONResponse({"status": self.status}, 200 if self.status == "ok" else 503)
+        state = {"status": self.status, "compiling": self.compiling}
+        return JSONResponse(state, 200 if self.status == "ok" else 503)
 
     async def counters(self, request: Request) -> Response:
         kind = "text/plain; version=0.0.4; charset=utf-8"
@@ -131,7 +140,7 @@ class Playground:
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
-        self.status = "starting"
+        self.status, self.compiling, self.hurry = "starting", True, None
         self.batcher = Batcher(self._translate, self.limits, self.metrics.batch)
         warming = asyncio.create_task(self._warm())
         await asyncio.sleep(0)  # with nothing to warm, it is ready before the first request
@@ -141,21 +150,31 @@ class Playground:
         await self.batcher.stop()  # whoever was let in is answered
 
     async def _warm(self) -> None:
-        try:
-            for step in self.warm:
-                if self.status == "stopping":
-                    return
-                await asyncio.to_thread(step)
-        except Exception:  # warming only saves time: without it, requests compile
-            log.exception("warming failed")
+        await self._run_all(self.warm)
         self.batcher.start()
         if self.status == "starting":
             self.status = "ok"
+        if self.later and await self._run_all(self.later):
+            self.hurry = False
+        self.compiling = False
+
+    async def _run_all(self, steps: Iterable[Callable[[], None]]) -> bool:
+        """Runs one after another, until there is a reason not to; whether all were run."""
+        try:
+            for step in steps:
+                if self.status == "stopping":
+                    return False
+                await asyncio.to_thread(step)
+        except Exception:  # warming only saves time: without it, requests compile
+            log.exception("warming failed")
+            return False
+        return True
 
     def _translate(self, texts: list[str], beam: int, n_best: int) -> list[list[Any]]:
         from regard.seq2seq.hypotheses import SearchOptions
 
-        found = self.translator.translate(texts, search=SearchOptions(beam=beam), n_best=n_best)
+        options = SearchOptions(beam=beam)
+        found = self.translator.translate(texts, search=options, n_best=n_best, hurry=self.hurry)
         return [[to_json(one) for one in best] for best in found]
 
     def _answered(self, handler: Any) -> Any:

@@ -2,7 +2,8 @@
 
 A beam search is compiled for its beam, for how many hypotheses are wanted, and for the shape of
 its batch. A translator takes a larger shape that is compiled already rather than a new one, so
-that these few shapes are enough for one sentence as for a full batch.
+that these few shapes are enough for one sentence as for a full batch. They are compiled twice:
+in a hurry, for the first visitor, and then at leisure, for the crowd.
 """
 
 import functools
@@ -20,15 +21,18 @@ PROGRAMS = {(5, 5): ONE, (5, 1): ONE + MANY}
 PLANES = ((3, 5, 2), (1, 8, 4))  # queries, keys, numbers of each
 
 
-def steps(translator: Any, done: Callable[[int, int], None]) -> list[Callable[[], None]]:
+def steps(
+    translator: Any, done: Callable[[int, int], None], *, hurry: bool
+) -> list[Callable[[], None]]:
     """What compiles the translator's programs, one shape after another.
 
     Example:
         >>> from regard.playground.warming import steps
         >>> class Silent:
-        ...     def translate(self, texts, search, n_best):
+        ...     def translate(self, texts, search, n_best, hurry):
         ...         return [[] for _ in texts]
-        >>> todo = steps(Silent(), lambda done, of: print(f"{done} of {of}", end="; "))
+        >>> count = lambda done, of: print(f"{done} of {of}", end="; ")
+        >>> todo = steps(Silent(), count, hurry=True)
         >>> for step in todo[:3]:
         ...     step()
         1 of 10; 2 of 10; 3 of 10;
@@ -36,6 +40,8 @@ def steps(translator: Any, done: Callable[[int, int], None]) -> list[Callable[[]
     Args:
         translator: a `Translator`.
         done: is told how many shapes are compiled, and of how many.
+        hurry: whether the programs should rather be ready soon than be fast: a third of the time
+            to compile them, and three times as long a search.
     """
     todo = list(_shapes())
 
@@ -44,7 +50,8 @@ def steps(translator: Any, done: Callable[[int, int], None]) -> list[Callable[[]
 
         rows, words, beam, n_best = todo[number]
         texts = [" ".join([WORD] * words)] * rows
-        translator.translate(texts, search=SearchOptions(beam=beam), n_best=n_best)
+        options = SearchOptions(beam=beam)
+        translator.translate(texts, search=options, n_best=n_best, hurry=hurry)
         done(number + 1, len(todo))
 
     return [functools.partial(step, number) for number in range(len(todo))]

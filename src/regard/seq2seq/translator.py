@@ -108,6 +108,7 @@ class Translator:
         n_best: int = 1,
         replace_unknown: bool = True,
         batch_tokens: int | None = None,
+        hurry: bool | None = None,
         progress: Progress | None = None,
     ) -> list[list[Translation]]:
         """Translates texts.
@@ -122,6 +123,8 @@ class Translator:
             n_best: how many translations of each text are wanted, at most the beam.
             replace_unknown: whether `<unk>` becomes the source word that the model looked at.
             batch_tokens: places of a batch, padding included; None: what suits the machine.
+            hurry: whether a program that is not compiled yet should rather be ready soon than be
+                fast; None: for a hundred sentences or so.
             progress: called after each batch with how many parts are done, and of how many.
 
         Returns:
@@ -137,7 +140,7 @@ class Translator:
             for start, stop in self._ranges(texts[text], one)
         ]
         ids = [encoded[part.text].ids[part.start : part.stop] for part in parts]
-        written = self._search(ids, search, n_best, batch_tokens, progress)
+        written = self._search(ids, search, n_best, batch_tokens, hurry, progress)
         of_text: list[list[tuple[Part, list[Written]]]] = [[] for _ in texts]
         for part, hypotheses in zip(parts, written, strict=True):
             of_text[part.text].append((part, hypotheses))
@@ -179,7 +182,7 @@ class Translator:
         lengths = [max(len(both[i][0].ids), len(both[i][1].ids)) + 1 for i in wanted]
         done, hurry = 0, len(wanted) <= HURRY
         kind = ("align", hurry)
-        known = {(rows, width) for of, rows, width in self._compiled if of == kind}
+        known = self._known(kind)
         for group in groups(lengths, tokens=batch_tokens or _batch_tokens(), known=known):
             members = [wanted[i] for i in group.members]
             examples = [(both[i][0].ids, both[i][1].ids) for i in members]
@@ -194,6 +197,10 @@ class Translator:
                 progress(done, len(wanted))
         return found
 
+    def _known(self, kind: object) -> set[tuple[int, int]]:
+        """The shapes that a program is compiled for; a server compiles in another thread."""
+        return {(rows, width) for of, rows, width in tuple(self._compiled) if of == kind}
+
     def _ranges(self, text: str, encoded: Encoded) -> list[tuple[int, int]]:
         if 0 < len(encoded.ids) <= self.longest:
             return [(0, len(encoded.ids))]
@@ -205,13 +212,14 @@ class Translator:
         search: SearchOptions,
         n_best: int,
         batch_tokens: int | None,
+        hurry: bool | None,
         progress: Progress | None,
     ) -> list[list[Written]]:
         """For each part, what was written, the best first."""
         found: list[list[Written]] = [[] for _ in ids]
-        done, hurry = 0, len(ids) <= HURRY
+        done, hurry = 0, len(ids) <= HURRY if hurry is None else hurry
         kind = (search, n_best, hurry)
-        known = {(rows, width) for of, rows, width in self._compiled if of == kind}
+        known = self._known(kind)
         lengths = [len(one) + 1 for one in ids]
         for group in groups(lengths, tokens=batch_tokens or _batch_tokens(), known=known):
             examples = [(ids[i], ()) for i in group.members]
