@@ -1,6 +1,7 @@
 """Pictures and pages of three maps have the structure that was looked at and found good.
 
-Where a change is meant: PYTHONPATH=tests python tests/show/golden_maps.py, look at the maps, commit the files.
+Where a change is meant: PYTHONPATH=tests python tests/show/golden_maps.py, then look at the maps
+and commit the files.
 """
 
 import numpy as np
