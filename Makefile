@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core doctest lint format bench images docs clean
+.PHONY: help demo test test-core doctest lint format bench images docs package clean
 .DELETE_ON_ERROR:
 
 help: ## say what there is to make
@@ -59,11 +59,12 @@ bench: $(VENV)/.installed-bench $(if $(TORCH),$(VENV)/.installed-torch) ## time 
 images: $(VENV)/.installed-dev ## the playground's screenshots, into docs/images (needs Chromium)
 	@PYTHONPATH=tests $(BIN)/python tests/playground/screenshots.py
 
-# The module regard.attend is left out: it would stand in for the function of that name.
-docs: $(VENV)/.installed-docs ## the API reference, as pages, into build/docs
+# The pages run their own code while they are built; one that fails, or a broken link, is an error.
+docs: $(VENV)/.installed-docs ## the documentation site, into build/docs
 	@rm -rf build/docs
-	@$(BIN)/pdoc --docformat google --output-directory build/docs regard '!regard.attend'
-	@echo "the API reference: build/docs/index.html"
+	@NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "the documentation: build/docs/index.html"
+	@echo "(search needs a server: $(PYTHON) -m http.server --directory build/docs)"
 
 clean: ## remove what was built and cached; the environments stay
 	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -5,6 +5,7 @@ import ast
 import importlib.metadata
 import importlib.util
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -198,6 +199,44 @@ def test_version_and_changelog_agree():
     assert importlib.metadata.version("regard") == declared, "stale install: run make again"
     assert first is not None
     assert first.group(1) == declared
+
+
+def test_the_citation_names_this_version():
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert cited is not None
+    assert cited.group(1) == declared["version"]
+    assert f"\nlicense: {declared['license']}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_a_users_file_passes_the_type_checker():
+    """As in an installed package: py.typed is there, and only the user's own lines count."""
+    assert (PACKAGE / "py.typed").is_file()
+    options = ["--strict", "--follow-imports=silent", "--config-file="]
+    cache = f"--cache-dir={ROOT / '.mypy_cache' / 'user'}"
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, cache, ROOT / "tests" / "typed_user.py"],
+        env=os.environ | {"MYPYPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_nothing_is_pickled():
+    """A model or a corpus from elsewhere must not be able to run code."""
+    unsafe = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+    for module, path in MODULES.items():
+        source = path.read_text()
+        found = {name.split(".")[0] for name in imports(source, package_of(module))}
+        assert not found & unsafe, f"{module} imports {sorted(found & unsafe)}"
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+                refused = isinstance(node.value, ast.Constant) and node.value.value is False
+                assert refused, f"{module}, line {node.value.lineno}: allow_pickle"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec"), f"{module}, line {node.lineno}"
 
 
 def test_the_stated_minimum_versions_agree():
