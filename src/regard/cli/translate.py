@@ -1,9 +1,9 @@
 """`regard translate`: text in, one translation per line out, in the order of the input.
 
-Everything that is not a translation goes to stderr, so that it pipes.
+Everything that is not a translation goes to stderr, so that it pipes. From a file into a file is
+corpus_translation.py: any size, any number of processes.
 """
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from regard.cli import options, text_lines
+from regard.cli.corpus_translation import Request, how_to_go_on, translate_corpus
 from regard.cli.failures import one_line_errors
 from regard.cli.loading import load_translator
 from regard.cli.output import output
+from regard.cli.translation_form import Form
 from regard.cli.waiting import Waiting, waiting
+from regard.cli.which_process import which_process
 
 if TYPE_CHECKING:
     from regard.seq2seq.translation import Translation
 
 MAP_WIDTH = 100  # columns of an alignment, at most
+CORPUS = "From --in into --out"
 
 
 def command(
@@ -58,12 +62,50 @@ def command(
         ),
     ] = False,
     no_cache: options.NoCache = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            min=1,
+            help="How many share the work on --in, each with the same command and --out; without "
+            "it, what Slurm, MPI or torchrun says.",
+            rich_help_panel=CORPUS,
+        ),
+    ] = None,
+    process_id: Annotated[
+        int | None,
+        typer.Option(
+            "--process-id", min=0, help="Which of them this is, from 0.", rich_help_panel=CORPUS
+        ),
+    ] = None,
+    part_lines: Annotated[
+        int,
+        typer.Option(
+            "--part-lines",
+            min=1,
+            help="Lines that are kept together: what a killed process has to do again.",
+            rich_help_panel=CORPUS,
+        ),
+    ] = 5000,
 ) -> None:
-    """Translate sentences from the command line, a file, or stdin."""
+    """Translate sentences from the command line, a file, or stdin.
+
+    From --in into --out, a file may have any size: it is read as a stream and translated in parts,
+    in --out.parts. Killed, the same command goes on from there.
+    """
     if text and in_file is not None:
         raise typer.BadParameter("text or --in, not both.", param_hint="--in")
     if n_best > beam:
         raise typer.BadParameter(f"at most the beam, {beam}. Got {n_best}.", param_hint="--n-best")
+    if in_file is not None and out is not None and _are_files(in_file, out):
+        form = Form(n_best, as_json, alignment)
+        request = Request(model, beam, length_penalty, longest, form, part_lines, no_cache)
+        _from_file_into_file(in_file, out, request, processes, process_id)
+        return
+    if processes is not None or process_id is not None:
+        raise typer.BadParameter(
+            "processes share the work on files, with --in and --out.", param_hint="--processes"
+        )
     with one_line_errors(), output(out) as file:
         lines, total = _lines(text, in_file)
         show = _Show(file, n_best, as_json, alignment)
@@ -80,6 +122,24 @@ def command(
                 return
             wait.says("translating", total)
             _translate(translator, lines, text_lines.LINES, wait, show, search, n_best)
+
+
+def _are_files(source: Path, out: Path) -> bool:
+    """Whether neither is a pipe or a device: parts are read again, and moved."""
+    return all(path.is_file() or path.is_dir() or not path.exists() for path in (source, out))
+
+
+def _from_file_into_file(
+    source: Path, out: Path, request: Request, processes: int | None, process_id: int | None
+) -> None:
+    with one_line_errors():
+        process = which_process(processes, process_id)
+        try:
+            with waiting("reading") as wait:
+                translate_corpus(source, out, request, process, wait)
+        except KeyboardInterrupt:
+            typer.echo(how_to_go_on(out), err=True)
+            raise typer.Exit(130) from None
 
 
 def _lines(texts: list[str] | None, path: Path | None) -> tuple[Iterable[str], int | None]:
@@ -114,28 +174,20 @@ class _Show:
     """Writes the translations of one sentence after the other, in the form that was asked for."""
 
     def __init__(self, file: TextIO, n_best: int, as_json: bool, alignment: bool) -> None:
-        self.file, self.n_best, self.as_json, self.alignment = file, n_best, as_json, alignment
-        self.drawn = alignment and file.isatty()
+        self.file = file
+        self.drawn = alignment and not as_json and file.isatty()
+        self.form = Form(n_best, as_json, links=alignment and not self.drawn)
         self.count = 0
 
     def __call__(self, source: str, translations: list["Translation"]) -> None:
-        index, self.count = self.count, self.count + 1
-        if self.as_json:
-            from regard.seq2seq.translation import to_json
-
-            told = {"source": source, "translations": [to_json(one) for one in translations]}
-            print(json.dumps(told, ensure_ascii=False), file=self.file)
+        lines = self.form.lines(self.count, self.form.told(source, translations))
+        self.count += 1
+        if not self.drawn:
+            self.file.writelines(line + "\n" for line in lines)
             return
-        for one in translations:
-            parts = [one.text]
-            if self.n_best > 1:
-                parts = [str(index), one.text, f"{one.score:.4f}"]
-            if self.alignment and not self.drawn:
-                from regard.seq2seq.alignment import format_links
-
-                parts.append(format_links(one.links()))
-            print(("\t" if self.n_best == 1 else " ||| ").join(parts), file=self.file)
-            if self.drawn and one.weights.size:
+        for line, one in zip(lines, translations, strict=True):
+            print(line, file=self.file)
+            if one.weights.size:
                 _draw(one)
 
 

@@ -48,6 +48,12 @@ class Waiting:
             so_far = self._before + self._size * done / total
             self._bar.update(self._task, completed=so_far, total=self._total)
 
+    def at(self, done: float, what: str) -> None:
+        """So much of the total is done, whoever did it, and what to say of it now."""
+        if self._bar is not None and self._task is not None:
+            self._bar.start()
+            self._bar.update(self._task, completed=done, total=self._total, description=what)
+
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Around what is printed: on a terminal it would go through the bar.

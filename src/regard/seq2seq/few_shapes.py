@@ -24,7 +24,11 @@ class Group:
 
 
 def groups(
-    lengths: Sequence[int], *, tokens: int, known: Collection[tuple[int, int]] = ()
+    lengths: Sequence[int],
+    *,
+    tokens: int,
+    known: Collection[tuple[int, int]] = (),
+    whole: bool = False,
 ) -> list[Group]:
     """Groups sentences by length.
 
@@ -45,6 +49,8 @@ def groups(
         lengths: tokens of each sentence, <eos> included.
         tokens: how many places a batch has, padding included.
         known: (rows, width) that are compiled; one of them is taken where it is not much larger.
+        whole: the last batch is as large as the others of its width: one shape for each width, and
+            what is known makes no difference.
     """
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     shapes = set(known)
@@ -63,7 +69,7 @@ def groups(
             shapes.add((full, width))
             del waiting[:full]
         if last and waiting:
-            rows, width = _shape_for(len(waiting), width, shapes)
+            rows, width = (full, width) if whole else _shape_for(len(waiting), width, shapes)
             found.append(Group(tuple(waiting), rows, width))
     return found
 

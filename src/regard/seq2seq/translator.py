@@ -109,6 +109,7 @@ class Translator:
         replace_unknown: bool = True,
         batch_tokens: int | None = None,
         hurry: bool | None = None,
+        whole_batches: bool = False,
         progress: Progress | None = None,
     ) -> list[list[Translation]]:
         """Translates texts.
@@ -125,6 +126,9 @@ class Translator:
             batch_tokens: places of a batch, padding included; None: what suits the machine.
             hurry: whether a program that is not compiled yet should rather be ready soon than be
                 fast; None: for a hundred sentences or so.
+            whole_batches: every batch is of full size, padded with empty rows: for a corpus, which
+                comes in many calls. There are few programs then, and a call's translations do not
+                depend, by rounding, on the calls before it.
             progress: called after each batch with how many parts are done, and of how many.
 
         Returns:
@@ -140,7 +144,7 @@ class Translator:
             for start, stop in self._ranges(texts[text], one)
         ]
         ids = [encoded[part.text].ids[part.start : part.stop] for part in parts]
-        written = self._search(ids, search, n_best, batch_tokens, hurry, progress)
+        written = self._search(ids, search, n_best, batch_tokens, hurry, whole_batches, progress)
         of_text: list[list[tuple[Part, list[Written]]]] = [[] for _ in texts]
         for part, hypotheses in zip(parts, written, strict=True):
             of_text[part.text].append((part, hypotheses))
@@ -213,6 +217,7 @@ class Translator:
         n_best: int,
         batch_tokens: int | None,
         hurry: bool | None,
+        whole_batches: bool,
         progress: Progress | None,
     ) -> list[list[Written]]:
         """For each part, what was written, the best first."""
@@ -221,7 +226,8 @@ class Translator:
         kind = (search, n_best, hurry)
         known = self._known(kind)
         lengths = [len(one) + 1 for one in ids]
-        for group in groups(lengths, tokens=batch_tokens or _batch_tokens(), known=known):
+        tokens = batch_tokens or _batch_tokens()
+        for group in groups(lengths, tokens=tokens, known=known, whole=whole_batches):
             examples = [(ids[i], ()) for i in group.members]
             batch = Batch.of(examples, rows=group.rows, width=group.width)
             given = jnp.asarray(batch.source), jnp.asarray(batch.source_lens)
