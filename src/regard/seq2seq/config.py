@@ -70,6 +70,12 @@ class Config:
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
+        # A file may have anything in it: kinds first, so that what follows can compare.
+        sizes = ("source_vocab", "target_vocab", "embedding", "encoder", "decoder")
+        for name in (*sizes, "encoder_layers", "decoder_layers", "attention_width"):
+            size = getattr(self, name)
+            if type(size) is not int and (name, size) != ("attention_width", None):
+                raise ValueError(f"{name} must be an integer. Got {size!r}.")
         for name in ("embedding", "encoder", "decoder", "encoder_layers", "decoder_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1. Got {getattr(self, name)}.")
@@ -86,8 +92,8 @@ class Config:
                 raise ValueError(f"{name} must be one of {listed}. Got {getattr(self, name)!r}.")
         for name in ("embedding", "annotation", "output", "target", "layer"):
             rate = getattr(self, f"{name}_dropout")
-            if not 0.0 <= rate < 1.0:
-                raise ValueError(f"{name}_dropout must be in [0, 1). Got {rate}.")
+            if type(rate) not in (int, float) or not 0.0 <= rate < 1.0:
+                raise ValueError(f"{name}_dropout must be a number in [0, 1). Got {rate!r}.")
         if self.attention in ("dot", "gaussian") and self.decoder != 2 * self.encoder:
             raise ValueError(
                 f"attention {self.attention!r} compares the decoder's state with the encoder's, so "
@@ -136,7 +142,7 @@ def read_fields(cls: type, text: str, origin: str) -> dict[str, Any]:
     """The fields of a dataclass from JSON; what is missing or unknown is an error that says so."""
     try:
         given = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{origin} is not JSON: {error}. Fix: restore or retrain.") from None
     if not isinstance(given, dict):
         raise ValueError(f"{origin} must be a JSON object. Got {type(given).__name__}.")

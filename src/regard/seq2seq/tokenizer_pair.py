@@ -109,7 +109,7 @@ class TokenizerPair:
             raise FileNotFoundError(
                 f"a model's folder has a file {FILE}, and {path.parent} has none."
             ) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is damaged: it is not JSON ({error}).") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"{path} is not a tokenizer of regard: its format is not {FORMAT!r}.")
@@ -140,9 +140,9 @@ def _to_json(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _from_json(content: Any) -> Tokenizer:
-    merges = [merge.split(" ") for merge in content["merges"]]
-    if not all(isinstance(piece, str) for piece in content["pieces"]):
+    if not all(isinstance(piece, str) for piece in (*content["pieces"], *content["merges"])):
         raise TypeError("a piece of the vocabulary is not text.")
+    merges = [merge.split(" ") for merge in content["merges"]]
     return Tokenizer(
         kind=content["kind"],
         pieces=tuple(content["pieces"]),

@@ -211,7 +211,7 @@ class AttentionMap:
         """
         try:
             content = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{origin} is not JSON: {error}.") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"{origin} is no attention map: its format is not {FORMAT!r}.")
