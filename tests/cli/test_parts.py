@@ -1,5 +1,6 @@
 """Files made in parts: whole and right, whichever process is killed, and whenever."""
 
+import contextlib
 import errno
 import gzip
 import json
@@ -186,7 +187,7 @@ def test_the_claims_of_a_killed_process_are_free(tmp_path):
 # Imports once and then forks, so that many processes can be started and killed in a few seconds.
 # Each writes lines backwards, with their numbers. Orders: "start N I", "kill PID" and "wait PID".
 FORKS = """
-import os, sys, time, warnings
+import os, signal, sys, time, warnings
 from pathlib import Path
 from regard.cli import corpus_run
 from regard.cli.corpus_file import CorpusFile
@@ -196,14 +197,21 @@ warnings.simplefilter("ignore")  # JAX, which is only imported, warns of forks
 corpus_run.POLL = 0.01
 source, out = map(Path, sys.argv[1:3])
 
+def note(what):
+    with open(sys.argv[3], "a") as notes:
+        notes.write(f"{what}\\n")
+
 def backwards(run):
+    note(f"made {run.index}")
     time.sleep(0.005)
     return "".join(f"{n} {line[::-1]}\\n" for n, line in enumerate(run.lines, run.first))
 
 def work(count, number):
+    signal.alarm(120)  # whoever hangs, dies
     file = CorpusFile(source, 7)
     with Parts(out, {"parts": file.count()[1]}, stays=True) as parts:
-        corpus_run.run_corpus(file, parts, Process(number, count), backwards)
+        if corpus_run.run_corpus(file, parts, Process(number, count), backwards):
+            note("joined")
 
 for order in sys.stdin:
     what, *numbers = order.split()
@@ -225,54 +233,61 @@ for order in sys.stdin:
 """
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_killed_at_any_moment_every_line_is_there_once_and_in_order(tmp_path, seed):
-    source, out = tmp_path / "in.txt.gz", tmp_path / "out.txt"
-    lines = [f"line {number}" for number in range(1000)]  # 143 parts, the last one shorter
-    source.write_bytes(gzip.compress("\n".join(lines).encode()))
-    draw = random.Random(seed)
-    command = [sys.executable, "-c", FORKS, str(source), str(out)]
+@contextlib.contextmanager
+def forks(folder, lines):
+    """The file that is written, and a function that gives orders."""
+    source, out = folder / "in.txt.gz", folder / "out.txt"
+    source.write_bytes(gzip.compress("".join(line + "\n" for line in lines).encode()))
+    command = [sys.executable, "-c", FORKS, str(source), str(out), str(folder / "notes")]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as forks:
+    ) as process:
 
         def order(*words):
-            print(*words, file=forks.stdin, flush=True)
-            return int(forks.stdout.readline())
+            print(*words, file=process.stdin, flush=True)
+            return int(process.stdout.readline())
 
+        yield out, order
+        process.stdin.close()
+
+
+def backwards(lines):
+    return [f"{number} {line[::-1]}" for number, line in enumerate(lines)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_any_moment_every_line_is_there_once_and_in_order(tmp_path, seed):
+    lines = [f"line {number}" for number in range(1000)]  # 143 parts, the last one shorter
+    draw = random.Random(seed)
+    with forks(tmp_path, lines) as (out, order):
         count = draw.choice([2, 3])
         running = {number: order("start", count, number) for number in range(count)}
         killed = 0
         while killed < 12 and not out.exists():
             time.sleep(draw.uniform(0.0, 0.06))
             number = draw.randrange(count)
-            killed += order("kill", running[number]) == -signal.SIGKILL
-            if draw.random() < 0.2:  # the others have to do its share, or later ones
-                count, before = draw.choice([1, 2, 3]), running
-                for pid in before.values():
-                    if pid != before[number]:
-                        order("kill", pid)
+            killed += order("kill", running.pop(number)) == -signal.SIGKILL
+            if draw.random() < 0.2:  # all of them, and as many others as it may be
+                for pid in running.values():
+                    order("kill", pid)
+                count = draw.choice([1, 2, 3])
                 running = {number: order("start", count, number) for number in range(count)}
             else:
                 running[number] = order("start", count, number)
         assert [order("wait", pid) for pid in running.values()] == [0] * count
-        forks.stdin.close()
     assert killed >= 3  # or this was no test
-    assert out.read_text().splitlines() == [f"{n} {line[::-1]}" for n, line in enumerate(lines)]
+    assert out.read_text().splitlines() == backwards(lines)
     assert listed(out) == ["claims", "manifest.json"]
-    assert json.loads((folder_of(out) / "manifest.json").read_text())["whole"] == len(
-        out.read_bytes()
-    )
+    manifest = json.loads((folder_of(out) / "manifest.json").read_text())
+    assert manifest["whole"] == len(out.read_bytes())
 
 
-def test_a_survivor_does_the_work_of_the_dead(tmp_path):
-    source, out = tmp_path / "in.txt", tmp_path / "out.txt"
-    source.write_text("a\n" * 100)
-    command = [sys.executable, "-c", FORKS, str(source), str(out)]
-    result = subprocess.run(  # of four, only one ever comes
-        command, input="start 4 2\n", capture_output=True, text=True, timeout=60
-    )
-    deadline = time.monotonic() + 30
-    while not out.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert out.read_text().splitlines() == [f"{n} a" for n in range(100)], result.stderr
+def test_no_part_is_made_twice_and_one_process_joins_them(tmp_path):
+    lines = [f"line {number}" for number in range(500)]
+    with forks(tmp_path, lines) as (out, order):
+        # The second of three is never there, and two say that they are the first.
+        pids = [order("start", 3, number) for number in (0, 0, 2)]
+        assert [order("wait", pid) for pid in pids] == [0, 0, 0]
+    assert out.read_text().splitlines() == backwards(lines)
+    notes = (tmp_path / "notes").read_text().splitlines()
+    assert sorted(notes) == sorted(["joined", *(f"made {index}" for index in range(72))])

@@ -65,7 +65,10 @@ def translate_corpus(
     with Parts(out, job, stays=process.count > 1) as parts:
         pace = _Pace(wait, parts, job["lines"], out)
         if not parts.unfinished():
-            pace.says(f"{out} is whole already: the same lines, model and options. Nothing to do.")
+            pace.says(
+                f"{out} is whole already: the same lines, model and options. To make it again, "
+                "remove it first."
+            )
             return
         wait.says("loading the model")
         translator = load_translator(request.model, request.no_cache, longest=request.longest)
@@ -177,17 +180,16 @@ class _Pace:
         lines = min((parts + fraction) * per_part, self.lines)
         speed = (parts + fraction - self._parts_before) * per_part / (now - self._begun)
         self.wait.at(lines, f"translating, {speed:,.0f} lines/s")
-        if now - self._said >= LOG_EVERY and not sys.stderr.isatty():
-            self._said = now
-            self.says(f"{lines:,.0f} of {self.lines:,} lines, {speed:,.0f} lines/s")
+        self._log(f"{lines:,.0f} of {self.lines:,} lines, {speed:,.0f} lines/s")
 
     def done(self, run: Run) -> None:
         self.own += len(run.lines)
         self.at(0.0)
 
     def waits(self, count: int) -> None:
-        what = "part" if count == 1 else "parts"
-        self.wait.at(self.lines, f"waiting for {count} {what} of other processes")
+        what = f"waiting for {count} {'part' if count == 1 else 'parts'} of other processes"
+        self.wait.at(self.lines * (1 - count / self.parts.count), what)
+        self._log(what)
 
     def end(self) -> None:
         seconds = max(time.monotonic() - self._begun, 1e-9)
@@ -196,6 +198,12 @@ class _Pace:
                 f"{self.out}: {self.lines:,} lines, whole. This process translated {self.own:,} of "
                 f"them in {seconds:,.1f} s, {self.own / seconds:,.0f} lines/s."
             )
+
+    def _log(self, what: str) -> None:
+        now = time.monotonic()
+        if now - self._said >= LOG_EVERY and not sys.stderr.isatty():
+            self._said = now
+            self.says(what)
 
     def says(self, what: str) -> None:
         with self.wait.aside():
