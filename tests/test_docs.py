@@ -1,8 +1,15 @@
 """The Python on the pages of docs/ runs, and prints what the page says it prints.
 
-A section is one program, in a process of its own: a reader's JAX has none of this suite's flags.
+Two kinds of blocks. Those marked exec="on" run when the site is built (`make docs`), which puts
+their output on the page and fails if they fail; here they only have to be Python. Plain ones run
+here: a section is one program, in a process of its own, for a reader's JAX has none of this suite's
+flags.
+
+What else would be noticed by the build alone is noticed here sooner: a page that the menu does not
+have, a link to nowhere.
 """
 
+import ast
 import importlib.util
 import os
 import re
@@ -11,6 +18,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import regard
 
@@ -19,6 +27,8 @@ SOURCE = Path(regard.__file__).resolve().parent.parent
 
 SECTION = re.compile(r"^## (.*?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```python(.*)\n((?s:.*?))^```$", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PRINTED = re.compile(r"^print\(.*\) *# (.*)$", re.MULTILINE)
 IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 
@@ -80,3 +90,41 @@ def installed(name):
 def test_coming_from_covers_everyone():
     titles = list(sections(DOCS / "coming-from.md"))
     assert titles == ["The book", *PEERS]
+
+
+# The site ------------------------------------------------------------------------------------
+
+EVERY_PAGE = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
+
+
+def in_menu(entry):
+    """The pages of a part of mkdocs.yml's nav."""
+    if isinstance(entry, str):
+        return [entry]
+    parts = entry if isinstance(entry, list) else entry.values()
+    return [page for part in parts for page in in_menu(part)]
+
+
+def test_the_menu_has_every_page_and_no_other():
+    settings = yaml.safe_load((DOCS.parent / "mkdocs.yml").read_text())
+    assert sorted(in_menu(settings["nav"])) == EVERY_PAGE
+
+
+@pytest.mark.parametrize("name", EVERY_PAGE)
+def test_every_block_is_run_by_the_build_or_here(name):
+    page = DOCS / name
+    run_here = [block for blocks in sections(page).values() for block in blocks]
+    for words, block in FENCE.findall(page.read_text()):
+        if 'exec="on"' in words:
+            ast.parse(block)
+        else:
+            assert page.parent == DOCS, "plain blocks run here on the pages of docs/ itself only"
+            assert block in run_here, "a plain block needs a section, ## ..., to be run here"
+
+
+@pytest.mark.parametrize("name", EVERY_PAGE)
+def test_links_lead_to_files(name):
+    page = DOCS / name
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    targets = [target for target in LINK.findall(text) if "://" not in target]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
