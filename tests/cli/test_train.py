@@ -209,7 +209,7 @@ def test_what_happens_on_the_way_is_told_in_a_line(
 def test_options_reach_the_settings(tmp_path, files, monkeypatch):
     seen = {}
 
-    def caught(settings, folder, console, *, resume):
+    def caught(settings, folder, console, **where):
         seen["settings"] = settings
         raise ValueError("enough")
 

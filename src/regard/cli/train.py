@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from regard.cli import train_run
+from regard.cli import train_hosts, train_run
 
 if TYPE_CHECKING:
     from regard.seq2seq.settings import Settings
@@ -25,6 +25,7 @@ HELD = "What to validate on"
 WORDS = "The vocabulary"
 SIZES = "The model"
 STEPS = "The training"
+HOSTS = "Several processes"
 
 
 def _option(name: str, text: str, panel: str, **limits: int) -> Any:
@@ -142,8 +143,25 @@ def command(
         bool,
         typer.Option("--resume", help="Go on with the run in RUN_FOLDER, with its settings."),
     ] = False,
+    coordinator: Annotated[
+        str | None, _option("--coordinator", "HOST:PORT, where process 0 listens.", HOSTS)
+    ] = None,
+    processes: Annotated[
+        int | None, _option("--processes", "How many there are.", HOSTS, min=1)
+    ] = None,
+    process_id: Annotated[
+        int | None, _option("--process-id", "Which one this is, from 0.", HOSTS, min=0)
+    ] = None,
+    distributed: Annotated[
+        bool, _option("--distributed", "JAX finds them: Kubernetes, TPU, MPI.", HOSTS)
+    ] = False,
+    model_axis: Annotated[
+        int, _option("--model-axis", "So many devices share the parameters.", HOSTS, min=1)
+    ] = 1,
 ) -> None:
     """Train a translator; stop it at any time, and go on with --resume.
+
+    Under Slurm, Open MPI or torchrun, the processes that were started train it together.
 
     Example: regard train runs/fr --tsv fra.txt --recipe tatoeba
     """
@@ -175,11 +193,24 @@ def command(
         part: {key: value for key, value in fields.items() if value is not None}
         for part, fields in asked.items()
     }
-    console = Console(stderr=True, highlight=False)
-    with train_run.plain_errors(folder):
-        settings = _continued(folder, recipe, asked) if resume else _new(folder, recipe, asked)
-        result, _ = train_run.run_training(settings, folder, console, resume=resume)
-        train_run.conclude(folder, result)
+    from regard.seq2seq.settings import Settings
+
+    launch = train_hosts.launch_of(coordinator, processes, process_id, distributed)
+    with train_hosts.taking_part(launch, folder) as hosts:
+        console = Console(stderr=True, highlight=False, quiet=not hosts.leads)
+        if launch is not None:
+            console.print(f"{hosts.processes} processes, found in {launch.found_in}", markup=False)
+
+        def chosen() -> str:
+            pick = _continued if resume else _new
+            return pick(folder, recipe, asked).to_json()
+
+        settings = Settings.from_json(hosts.first(chosen))
+        result, _ = train_run.run_training(
+            settings, folder, console, resume=resume, hosts=hosts, model_axis=model_axis
+        )
+        if hosts.leads:
+            train_run.conclude(folder, result)
 
 
 def _new(folder: Path, recipe: str | None, asked: dict[str, dict[str, Any]]) -> "Settings":

@@ -7,7 +7,7 @@ train_progress.py.
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 from rich.console import Console
@@ -16,13 +16,21 @@ from rich.progress import BarColumn, Progress, TextColumn
 from regard.cli.failures import one_line_errors
 
 if TYPE_CHECKING:
+    from regard.seq2seq.batches import Batches
+    from regard.seq2seq.hosts import Hosts
     from regard.seq2seq.prepare import Prepared
     from regard.seq2seq.settings import Settings
     from regard.seq2seq.training import Result
 
 
 def run_training(
-    settings: "Settings", folder: Path, console: Console, *, resume: bool = False
+    settings: "Settings",
+    folder: Path,
+    console: Console,
+    *,
+    resume: bool = False,
+    hosts: "Hosts | None" = None,
+    model_axis: int = 1,
 ) -> tuple["Result", "Prepared"]:
     """Prepares, trains with a bar, and leaves tokenizer and settings in the run's folder.
 
@@ -31,21 +39,26 @@ def run_training(
         folder: where it is kept.
         console: where it is told.
         resume: whether there is a run already, to go on with.
+        hosts: the processes that train together, of which the first tells and writes; None: one.
+        model_axis: so many devices share the parameters.
     """
     from regard.cli.train_progress import TrainingBar
-    from regard.seq2seq import host_memory, tokenizer_pair
-    from regard.seq2seq.prepare import prepare
+    from regard.seq2seq import host_memory
+    from regard.seq2seq.hosts import Hosts
     from regard.seq2seq.training import train
 
     host_memory.keep_freed_memory()
-    known = resume and (folder / tokenizer_pair.FILE).exists()
-    tokenizers = tokenizer_pair.TokenizerPair.load(folder) if known else None
-    with _reading(console) as progress:
-        ready = prepare(settings, tokenizers=tokenizers, say=_say(console), progress=progress)
-    # The settings come last: a folder that has them has all that --resume needs.
-    ready.tokenizers.save(folder)
-    settings.save(folder)
-    with TrainingBar(console, ready.tokenizers) as bar:
+    hosts = hosts or Hosts()
+    ready = _prepared(settings, folder, console, resume, hosts)
+
+    def save() -> None:
+        # The settings come last: a folder that has them has all that --resume needs.
+        ready.tokenizers.save(folder)
+        settings.save(folder)
+
+    hosts.first(save)
+    bar = TrainingBar(console, ready.tokenizers) if hosts.leads else None
+    with bar or contextlib.nullcontext():
         result = train(
             ready.config,
             settings.recipe,
@@ -54,9 +67,40 @@ def run_training(
             validation=ready.validation,
             resume=True,  # whether there is a run was asked before anything was written
             progress=bar,
+            model_axis=model_axis,
         )
-    ready.tokenizers.save(folder / "model")
+    hosts.first(lambda: ready.tokenizers.save(folder / "model"))
     return result, ready
+
+
+def _prepared(
+    settings: "Settings", folder: Path, console: Console, resume: bool, hosts: "Hosts"
+) -> "Prepared":
+    """What the run starts from, the same in every process."""
+    from regard.cli import train_hosts
+    from regard.seq2seq import tokenizer_pair
+    from regard.seq2seq.prepare import prepare
+
+    def known() -> tokenizer_pair.TokenizerPair | None:
+        there = resume and (folder / tokenizer_pair.FILE).exists()
+        return tokenizer_pair.TokenizerPair.load(folder) if there else None
+
+    if hosts.processes == 1:
+        with _reading(console) as progress:
+            return prepare(settings, tokenizers=known(), say=_say(console), progress=progress)
+    tokenizers = train_hosts.the_first_ones(hosts, known)
+    with _reading(console) as progress:
+        ready = prepare(settings, tokenizers=tokenizers, say=_say(console), progress=progress)
+    if tokenizers is None:
+        # Each has learned them, all at once, and from the same text; should two differ, this
+        # process reads the text again with the first one's.
+        tokenizers = train_hosts.the_first_ones(hosts, lambda: ready.tokenizers)
+        if tokenizers != ready.tokenizers:
+            ready = prepare(settings, tokenizers=tokenizers)
+    train_hosts.must_be_the_same(hosts, "training pairs", ready.batches.state())
+    held_out = cast("Batches", ready.validation.batches)
+    train_hosts.must_be_the_same(hosts, "validation pairs", held_out.state())
+    return ready
 
 
 @contextlib.contextmanager

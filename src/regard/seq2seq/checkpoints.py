@@ -1,7 +1,8 @@
 """Checkpoints by Orbax: each whole or not there at all, checked when it is read.
 
 `Store` is a folder of numbered checkpoints, each a dictionary of arrays with a small JSON beside
-it. What goes into them is training.py's business.
+it. What goes into them is training.py's business. Of a run's processes one has a store, and Orbax
+is told that it is alone with it: it waits for no other.
 """
 
 import shutil
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 try:
@@ -66,7 +68,7 @@ class Store:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._checkpointer = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+        self._checkpointer = _checkpointer()
         self._remove_halves()
 
     def steps(self) -> list[int]:
@@ -200,6 +202,22 @@ class Store:
             for path in halves:
                 shutil.rmtree(path, ignore_errors=True)
             time.sleep(0.05)
+
+
+def _checkpointer() -> Any:
+    """Orbax's, for this process alone; it would have every process of the run take part."""
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process {me}"
+    )
+    return ocp.Checkpointer(
+        ocp.CompositeCheckpointHandler(
+            arrays=ocp.PyTreeCheckpointHandler(multiprocessing_options=alone),
+            meta=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
+            composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+        ),
+        multiprocessing_options=alone,
+    )
 
 
 def _reason(error: Exception) -> str:

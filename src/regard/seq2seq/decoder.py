@@ -150,7 +150,7 @@ class Decoder(nnx.Module):
         ones = jnp.ones((B, 1, self.config.decoder), jnp.float32)
         rngs = streams(rng, len(self.upper))
         return [
-            (upper.bias[...], drop(ones, rate, rng))
+            (upper.bias[...], drop(ones, rate, rng, rows=0))
             for upper, rng in zip(self.upper, rngs, strict=True)
         ]
 

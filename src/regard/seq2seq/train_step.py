@@ -5,16 +5,14 @@ A step whose loss or gradient is not finite changes nothing, and neither does an
 that the parameters of before are still there to tell why.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 try:
     import optax  # type: ignore[import-untyped]
@@ -24,6 +22,7 @@ except ModuleNotFoundError as _error:
         'Install it with: pip install "regard[translate]"'
     ) from _error
 
+from regard.seq2seq.devices import DataParallel
 from regard.seq2seq.recipe import Recipe
 
 
@@ -55,7 +54,7 @@ class Measured:
     healthy: Array
 
 
-Step = Callable[[TrainState, Any, Array, Array], tuple[TrainState, Measured]]
+Step = Callable[[TrainState, Any, Any, Any], tuple[TrainState, Measured]]
 
 
 def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:
@@ -64,55 +63,6 @@ def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:
         optax.scale_by_adam(recipe.beta1, recipe.beta2, recipe.epsilon),
         *([optax.add_decayed_weights(recipe.weight_decay)] if recipe.weight_decay else []),
     )
-
-
-class DataParallel:
-    """The devices that share a batch: each takes some of its rows, and all have the parameters.
-
-    Args:
-        devices: one or more.
-    """
-
-    def __init__(self, devices: Sequence[jax.Device]) -> None:
-        self.devices, self.count = list(devices), len(devices)
-        self.mesh = Mesh(np.array(devices), ("data",))
-
-    def share(self, batch: Any) -> Any:
-        """A batch on the devices, filled up with rows of padding until they divide."""
-
-        def fill(array: np.ndarray) -> np.ndarray:
-            array = np.asarray(array)
-            missing = -array.shape[0] % self.count
-            return np.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
-
-        batch = jax.tree.map(fill, batch)
-        return jax.device_put(batch, NamedSharding(self.mesh, PartitionSpec("data")))
-
-    def replicate(self, tree: Any) -> Any:
-        """A tree on every device."""
-        return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))
-
-    def over_rows(self, sums: Callable[..., Any]) -> Callable[..., Any]:
-        """sums(params, batch, rng) of the whole batch, from one that sums over some of its rows.
-
-        Each device runs it on its own rows with its own rng; the results are added up.
-        """
-        if self.count == 1:
-            return sums
-
-        def on_each(params: Any, batch: Any, rng: Array | None) -> Any:
-            if rng is not None:
-                rng = jax.random.fold_in(rng, jax.lax.axis_index("data"))
-            return jax.lax.psum(sums(params, batch, rng), "data")
-
-        rows, everywhere = PartitionSpec("data"), PartitionSpec()
-        return jax.shard_map(
-            on_each,
-            mesh=self.mesh,
-            in_specs=(everywhere, rows, everywhere),
-            out_specs=everywhere,
-            check_vma=False,
-        )
 
 
 def make_step(graph: Any, recipe: Recipe, parallel: DataParallel) -> Step:
@@ -156,6 +106,6 @@ def make_step(graph: Any, recipe: Recipe, parallel: DataParallel) -> Step:
         rate = jnp.where(healthy, rate, 0.0)
         params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
         measured = Measured(loss, nll, count, norm, healthy)
-        return TrainState(params, moments, healthy), measured
+        return parallel.keep(TrainState(params, moments, healthy)), measured
 
     return jax.jit(step, donate_argnums=0)

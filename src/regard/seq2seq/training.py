@@ -5,6 +5,10 @@ come from its number, and a checkpoint holds all else that the next step needs, 
 too. So a run that was killed and continued ends with the same parameters, to the bit, as one that
 was not (on a GPU with XLA_FLAGS=--xla_gpu_deterministic_ops=true, whose sums otherwise depend on
 the order in which threads finish). Where it is kept is run_folder.py.
+
+Several processes run this side by side, each with its own devices and with the same numbers, up
+to the order of sums. Only the first of them has the folder and the listener; what it finds there
+reaches the others through shared_folder.py.
 """
 
 import dataclasses
@@ -13,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -23,16 +28,16 @@ from flax import nnx
 
 from regard.seq2seq.checkpoints import Checkpoint
 from regard.seq2seq.config import Config
-from regard.seq2seq.export import save_model
-from regard.seq2seq.log import Log
+from regard.seq2seq.devices import DataParallel
+from regard.seq2seq.hosts import Hosts
 from regard.seq2seq.model import Model
 from regard.seq2seq.named_arrays import from_named, to_named
 from regard.seq2seq.non_finite import NonFiniteError, cause_of
 from regard.seq2seq.progress import Plan, Progress, Sample, StepReport, ValidationReport
 from regard.seq2seq.recipe import Recipe
-from regard.seq2seq.run_folder import RunFolder
 from regard.seq2seq.search import SearchOptions, beam_search
-from regard.seq2seq.train_step import DataParallel, Measured, TrainState, make_step, optimizer_of
+from regard.seq2seq.shared_folder import SharedFolder
+from regard.seq2seq.train_step import Measured, TrainState, make_step, optimizer_of
 from regard.seq2seq.validation import Validation, Validator, ids_of
 
 
@@ -87,8 +92,13 @@ def train(
     resume: bool = False,
     progress: Progress | None = None,
     devices: Sequence[jax.Device] | None = None,
+    model_axis: int = 1,
 ) -> Result:
     """Trains a model, or goes on training it.
+
+    After `jax.distributed.initialize`, every process calls this with the same arguments; only
+    process 0 uses the folder and tells how it goes. As many processes as there are, and another
+    number when it goes on: the losses are the same.
 
     Args:
         config: the model.
@@ -99,7 +109,8 @@ def train(
         resume: True goes on from the folder's last checkpoint, or from the beginning where there
             is none.
         progress: is told how it goes.
-        devices: share each batch; None: all local ones.
+        devices: share each batch; None: all that there are, of every process.
+        model_axis: so many devices share each matrix of the parameters; a divisor of the devices.
 
     Raises:
         FileExistsError: there is a run in the folder already, and resume is False.
@@ -107,7 +118,8 @@ def train(
         NonFiniteError: a loss or gradient is not finite; the message has the step and the cause.
         CheckpointError: a checkpoint cannot be written, or none can be read.
     """
-    run = _Run(config, recipe, data, Path(folder), validation, progress or Progress(), devices)
+    parallel = DataParallel(jax.devices() if devices is None else devices, model_axis)
+    run = _Run(config, recipe, data, Path(folder), validation, progress or Progress(), parallel)
     run.begin(resume)
     if run.place.reason is None:
         run.place.reason = run.go()
@@ -139,7 +151,7 @@ class _Run:
         folder: Path,
         validation: Validation | None,
         progress: Progress,
-        devices: Sequence[jax.Device] | None,
+        parallel: DataParallel,
     ) -> None:
         if recipe.stop_on == "bleu" and (validation is None or validation.bleu is None):
             raise ValueError(
@@ -148,8 +160,9 @@ class _Run:
                 "Fix: Validation(batches, bleu=...), or stop_on='loss'."
             )
         self.config, self.recipe, self.data, self.folder = config, recipe, data, folder
-        self.validation, self.progress = validation, progress
-        self.parallel = DataParallel(jax.local_devices() if devices is None else devices)
+        self.validation, self.parallel = validation, parallel
+        self.hosts = Hosts.of(parallel.devices)
+        self.progress = progress if self.hosts.leads else Progress()
         self.place = _Place()
         self.pending: list[Measured] = []
         self.recent: deque[tuple[int, Any]] = deque(maxlen=recipe.log_every)
@@ -160,13 +173,12 @@ class _Run:
 
     def begin(self, resume: bool) -> None:
         """Takes up the folder's run, or starts one."""
-        self.run_folder = RunFolder(self.folder, self.config, self.recipe, resume)
-        self.checkpoints, self.best = self.run_folder.checkpoints, self.run_folder.best
+        self.shared = SharedFolder(self.hosts, self.folder, self.config, self.recipe, resume)
         self._build()
-        found = self.checkpoints.load_latest(self.progress.warned)
+        found = self.shared.latest(self.progress.warned)
         if found is not None:
             self._restore(found)
-        self.log = Log(self.run_folder.log, self.place.step if found is not None else None)
+        self.log = self.shared.log(self.place.step if found is not None else None)
         count = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         steps = len(self.data) if isinstance(self.data, Sized) else None
         recipe, place = self.recipe, self.place
@@ -179,17 +191,17 @@ class _Run:
         recipe = self.recipe
         self.graph, params = nnx.split(Model(self.config, rngs=nnx.Rngs(recipe.seed)))
         moments = optimizer_of(recipe).init(params)
-        self.state = self.parallel.replicate(TrainState(params, moments, jnp.array(True)))
+        self.state = self.parallel.place(TrainState(params, moments, jnp.array(True)))
         self.step = make_step(self.graph, recipe, self.parallel)
         self.validator = None
         if self.validation is not None:
-            self.validator = Validator(self.graph, self.validation, self.parallel)
+            self.validator = Validator(self.graph, self.validation, self.parallel, self.hosts)
 
     def _restore(self, found: Checkpoint) -> None:
         like = (self.state.params, self.state.optimizer)
-        params, moments = from_named(like, found.arrays, str(self.checkpoints.path(found.step)))
-        healthy = jnp.array(True)
-        self.state = self.parallel.replicate(TrainState(params, moments, healthy))
+        origin = f"{self.folder / 'checkpoints' / str(found.step)}"
+        params, moments = from_named(like, found.arrays, origin)
+        self.state = self.parallel.place(TrainState(params, moments, jnp.array(True)))
         place = dict(found.meta["place"])
         place["best"] = [(float(score), int(step)) for score, step in place["best"]]
         self.place = _Place(**place)
@@ -213,9 +225,9 @@ class _Run:
                 after = self.data.state()
                 rate = recipe.learning_rate_at(place.step, place.plateau)
                 self.recent.append((place.step, batch))
-                number = jnp.asarray(place.step, jnp.int32)
                 shared = self.parallel.share(batch)
-                self.state, measured = self.step(self.state, shared, number, jnp.float32(rate))
+                numbers = np.int32(place.step), np.float32(rate)
+                self.state, measured = self.step(self.state, shared, *numbers)
                 self.pending.append(measured)
                 place.step += 1
                 if place.step % recipe.log_every == 0:
@@ -268,7 +280,7 @@ class _Run:
             rate,
             speed,
         )
-        self.log.write(
+        self._write(
             step=report.step,
             epoch=report.epoch,
             learning_rate=rate,
@@ -280,6 +292,10 @@ class _Run:
         )
         self.progress.stepped(report)
 
+    def _write(self, **values: float | int | None) -> None:
+        if self.log is not None:
+            self.log.write(**values)
+
     def _settle(self) -> None:
         """Waits for every step so far; raises if one was not finite."""
         measured: list[Measured] = jax.device_get(self.pending)
@@ -287,24 +303,33 @@ class _Run:
         self.pending = []
         for offset, one in enumerate(measured):
             if not one.healthy:
-                raise self._sick(first + offset, one)
+                self._stop(first + offset, one)
             parts = (one.loss, one.nll, one.count)
             sums = zip(self.place.sums, parts, strict=True)
             self.place.sums = [total + float(part) for total, part in sums]
             self.counted += float(one.count)
             self.latest = one
 
-    def _sick(self, step: int, measured: Measured) -> NonFiniteError:
+    def _stop(self, step: int, measured: Measured) -> None:
+        """Raises, in every process, the error that says at which step it was and why."""
+        params = self.parallel.here(self.state.params)  # as they were before that step
+
+        def fail() -> None:
+            raise self._sick(step, measured, nnx.merge(self.graph, params))
+
+        self.hosts.first(fail)
+
+    def _sick(self, step: int, measured: Measured, model: Model) -> NonFiniteError:
         batch = dict(self.recent)[step]
-        model = nnx.merge(self.graph, self.state.params)  # as they were before that step
         cause = cause_of(model, batch, self.recipe.label_smoothing)
-        steps = self.checkpoints.steps()
+        checkpoints = self.shared.mine.checkpoints
+        steps = checkpoints.steps()
         kept = f"the last good checkpoint is of step {steps[-1]}" if steps else "there is none yet"
         rate = self.recipe.learning_rate_at(step, self.place.plateau)
         return NonFiniteError(
             f"training stopped at step {step}, epoch {self.place.epoch}: loss per token "
             f"{float(measured.loss) / max(float(measured.count), 1.0):.4g}, gradient norm "
-            f"{float(measured.grad_norm):.4g}. Cause: {cause}. In {self.checkpoints.folder} "
+            f"{float(measured.grad_norm):.4g}. Cause: {cause}. In {checkpoints.folder} "
             f"{kept}. Fix: a lower learning_rate (it was {rate:.3g}), a longer warmup, or a lower "
             f"clip_norm (it was {self.recipe.clip_norm:g})."
         )
@@ -325,14 +350,14 @@ class _Run:
         ranked = sorted([*place.best, (score, place.step)], key=lambda pair: (-pair[0], pair[1]))
         place.best = ranked[: recipe.average]
         if (score, place.step) in place.best:
-            self.best.save(place.step, to_named(self.state.params), {"score": score})
+            self.shared.save_best(place.step, self.parallel.whole(self.state.params), score)
         place.stale = 0 if is_best else place.stale + 1
         place.stale_rate = 0 if is_best else place.stale_rate + 1
         if recipe.schedule == "plateau" and place.stale_rate >= recipe.plateau_patience:
             place.plateau, place.stale_rate = place.plateau * recipe.plateau_factor, 0
         seconds = time.perf_counter() - begun
         best = abs(place.best[0][0])
-        self.log.write(
+        self._write(
             step=place.step,
             epoch=place.epoch,
             learning_rate=recipe.learning_rate_at(place.step, place.plateau),
@@ -342,8 +367,10 @@ class _Run:
         )
         report = ValidationReport(place.step, place.epoch, loss, bleu, is_best, best, seconds)
         self.progress.validated(report)
-        if type(self.progress).sampled is not Progress.sampled:
-            self.progress.sampled(self._sample())
+        if self.hosts.first(lambda: type(self.progress).sampled is not Progress.sampled):
+            params = self.parallel.here(self.state.params)
+            if self.hosts.leads:
+                self.progress.sampled(self._sample(params))
         self.idle += time.perf_counter() - begun
 
     def _score(self, loss: float, bleu: float | None) -> float:
@@ -351,9 +378,8 @@ class _Run:
         score = -loss if self.recipe.stop_on == "loss" else cast(float, bleu)
         return score if score == score else -math.inf
 
-    def _sample(self) -> Sample:
+    def _sample(self, params: Any) -> Sample:
         batch = cast(Validator, self.validator).first()
-        params = jax.device_put(self.state.params, self.parallel.devices[0])
         model = nnx.merge(self.graph, params)
         one = slice(0, 1)
         found = beam_search(
@@ -376,12 +402,10 @@ class _Run:
         """Writes a checkpoint of a run whose every step so far was finite."""
         self._settle()
         begun, place = time.perf_counter(), self.place
-        arrays = to_named((self.state.params, self.state.optimizer))
-        self.checkpoints.save(
-            place.step, arrays, {"place": dataclasses.asdict(place), "data": data}
-        )
-        self.progress.saved(place.step, self.checkpoints.path(place.step))
-        self.run_folder.prune(self.recipe.keep)
+        whole = self.parallel.whole((self.state.params, self.state.optimizer))
+        meta = {"place": dataclasses.asdict(place), "data": data}
+        saved = partial(self.progress.saved, place.step)
+        self.shared.save(place.step, whole, meta, self.recipe.keep, saved)
         self.idle += time.perf_counter() - begun
 
     # Ending ----------------------------------------------------------------------------------
@@ -391,7 +415,7 @@ class _Run:
         place = self.place
         reason = cast(str, place.reason)
         self.progress.finished(reason)
-        last = to_named(self.state.params)
+        last = to_named(self.parallel.whole(self.state.params))
         params, averaged = self.state.params, [place.step]
         loss, bleu = None, None
         if self.validator is not None and place.best:
@@ -399,13 +423,13 @@ class _Run:
             choices = [steps[:1], steps] if len(steps) > 1 else [steps]
             scored = []
             for choice in choices:
-                named = self.run_folder.average(choice)
-                candidate = from_named(self.state.params, named, str(self.best.folder))
-                candidate = self.parallel.replicate(candidate)
+                named = self.shared.average(choice)
+                candidate = from_named(self.state.params, named, str(self.folder / "best"))
+                candidate = self.parallel.place(candidate)
                 loss, bleu = self.validator(candidate)
                 score = self._score(loss, bleu)
                 scored.append((score, choice, candidate, loss, bleu))
             _, averaged, params, loss, bleu = max(scored, key=lambda entry: entry[0])
-        model = nnx.merge(self.graph, jax.device_put(params, self.parallel.devices[0]))
-        save_model(self.run_folder.model, model)
+        model = nnx.merge(self.graph, self.parallel.here(params))
+        self.shared.save_model(model)
         return Result(model, last, place.step, place.epoch, loss, bleu, sorted(averaged), reason)

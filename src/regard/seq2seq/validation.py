@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 from flax import nnx
 
+from regard.seq2seq.devices import DataParallel
+from regard.seq2seq.hosts import Hosts
 from regard.seq2seq.model import Model
 from regard.seq2seq.search import Hypotheses, SearchOptions, beam_search, greedy
-from regard.seq2seq.train_step import DataParallel
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,13 @@ class Validator:
         graph: the model's structure, of nnx.split.
         validation: what to validate on.
         parallel: the devices that share the loss.
+        hosts: the processes, of which the first translates.
     """
 
-    def __init__(self, graph: Any, validation: Validation, parallel: DataParallel) -> None:
-        self.graph, self.validation, self.parallel = graph, validation, parallel
+    def __init__(
+        self, graph: Any, validation: Validation, parallel: DataParallel, hosts: Hosts = Hosts()
+    ) -> None:
+        self.graph, self.validation, self.parallel, self.hosts = graph, validation, parallel, hosts
         self.indexed = list(_indexed(validation.batches))
         if not self.indexed:
             raise ValueError("a validation needs batches. Got none.")
@@ -98,12 +102,13 @@ class Validator:
         bleu = None
         if self.validation.bleu is not None:
             # On one device: search is no part of what they share.
-            params = jax.device_put(params, self.parallel.devices[0])
-            model = nnx.merge(self.graph, params)
-            bleu = float(
-                self.validation.bleu(_translate(model, self.indexed, self.validation.search))
-            )
+            here = self.parallel.here(params)
+            bleu = self.hosts.first(lambda: self._bleu(nnx.merge(self.graph, here)))
         return nll / max(count, 1.0), bleu
+
+    def _bleu(self, model: Model) -> float:
+        score = cast(Callable, self.validation.bleu)
+        return float(score(_translate(model, self.indexed, self.validation.search)))
 
     def first(self) -> Any:
         """A batch to sample a translation from."""

@@ -1,0 +1,141 @@
+"""`regard train` in several processes: meeting, agreeing on the vocabulary, and leaving.
+
+What is told here is what happens when another process is gone. Meeting and agreeing themselves are
+regard.seq2seq's launch.py and hosts.py.
+"""
+
+import contextlib
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from regard.cli.train_run import plain_errors
+
+if TYPE_CHECKING:
+    from regard.seq2seq.hosts import Hosts
+    from regard.seq2seq.launch import Launch
+    from regard.seq2seq.tokenizer_pair import TokenizerPair
+
+
+def launch_of(
+    coordinator: str | None, processes: int | None, process: int | None, distributed: bool
+) -> "Launch | None":
+    """What the options or the environment say of other processes; None: there are none."""
+    with plain_errors():
+        from regard.seq2seq.launch import find_launch
+
+        return find_launch(
+            os.environ,
+            coordinator=coordinator,
+            processes=processes,
+            process=process,
+            distributed=distributed,
+        )
+
+
+@contextlib.contextmanager
+def taking_part(launch: "Launch | None", folder: Path) -> Iterator["Hosts"]:
+    """The processes that train together; what goes wrong is told in a line, and ends them all.
+
+    Args:
+        launch: how to find the others; None: there are none.
+        folder: the run's, to say how it is continued.
+    """
+    from regard.seq2seq.hosts import JOIN_SECONDS, Hosts, is_gone, is_known_to_all, join
+    from regard.seq2seq.last_words import LastWords
+
+    if launch is None:
+        with plain_errors(folder):
+            yield Hosts()
+        return
+
+    import jax
+
+    meeting = launch.coordinator or "where JAX looked for them"
+    late = (
+        f"error: not all processes came to {meeting} within {JOIN_SECONDS} s (that is what "
+        f"{launch.found_in} said). Fix: start every one of them, with the same coordinator."
+    )
+    gone = (
+        "another process of this run is gone, so this one stops too. From the last checkpoint it "
+        f"goes on with: regard train {folder} --resume (in every process, as many as you like)"
+    )
+    known = False
+    with LastWords(late) as words:
+        try:
+            with plain_errors(folder):
+                hosts = join(launch)
+                words.change(f"error: {gone}")
+                try:
+                    yield hosts
+                except Exception as error:
+                    known = is_known_to_all(error)
+                    if is_gone(error):
+                        raise ValueError(gone) from error
+                    raise
+        except BaseException as error:
+            if not known:
+                _leave(error)
+            raise
+        finally:
+            jax.distributed.shutdown()  # waits for the others, who are on their way here too
+
+
+def _leave(error: BaseException) -> None:
+    """Ends this process at once, so that the others notice: they do not know of the error."""
+    code = getattr(error, "exit_code", 1)
+    if not isinstance(error, typer.Exit):
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not by sys.exit: on its way out JAX would wait for the others, and they wait for this one.
+    os._exit(code)
+
+
+def the_first_ones(
+    hosts: "Hosts", tokenizers: Callable[[], "TokenizerPair | None"]
+) -> "TokenizerPair | None":
+    """The first process's tokenizers, in every process.
+
+    Args:
+        hosts: the processes.
+        tokenizers: called in the first one; None: it has none.
+    """
+    from regard.seq2seq.tokenizer_pair import FILE, TokenizerPair
+
+    mine: list[TokenizerPair | None] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / FILE
+
+        def written() -> str | None:
+            mine.append(tokenizers())
+            if mine[0] is None:
+                return None
+            mine[0].save(folder)
+            return path.read_text(encoding="utf-8")
+
+        text = hosts.first(written)
+        if hosts.leads or text is None:
+            return mine[0] if mine else None
+        path.write_text(text, encoding="utf-8")
+        return TokenizerPair.load(folder)
+
+
+def must_be_the_same(hosts: "Hosts", what: str, mine: Any) -> None:
+    """Refuses to train on other data than the first process has.
+
+    Raises:
+        ValueError: this process has something else.
+    """
+    theirs = hosts.first(lambda: mine)
+    if theirs != mine:
+        raise ValueError(
+            f"every process must have the same {what}. Process {hosts.process} has read others "
+            "than process 0. Fix: the same files and options for each."
+        )
