@@ -180,7 +180,7 @@ ANY_JSON = st.recursive(
     | st.integers(-(2**70), 2**70)
     | st.floats()
     | st.text(max_size=5)
-    | st.sampled_from(["../../etc/passwd", "additive", "dot", "gru"]),
+    | st.sampled_from(["../../etc/passwd", "additive", "dot", "gru", 10**400, 1e39, [1e39]]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=6,
 )

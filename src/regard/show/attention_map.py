@@ -221,10 +221,11 @@ class AttentionMap:
                 f"version {VERSION}."
             )
         try:
-            weights = np.asarray(content["weights"], np.float32)
+            with np.errstate(over="ignore"):  # too large is not finite, and refused as such
+                weights = np.asarray(content["weights"], np.float32)
             sides = (content["query_labels"], content["key_labels"])
             rows, columns = ([str(label) for label in side] for side in sides)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{origin} is damaged: {error!r}.") from None
         return cls(weights, rows, columns, title=str(content.get("title", "")))
 
