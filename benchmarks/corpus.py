@@ -124,6 +124,7 @@ def translate(english: Path, out: Path, model: Path, options: argparse.Namespace
                 back_at = float("inf")
                 victim.start()
         said = [one.process.communicate()[1].strip().splitlines()[-1] for one in both]
+        said = [line.replace(str(out), out.name) for line in said]
         if any(one.process.returncode for one in both):
             raise SystemExit(f"a process failed: {said}")
     finally:
