@@ -10,8 +10,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import regard
+from regard.pool import ring as ring_of_keys
 
 TOLERANCE = 1e-5  # relative to the largest entry, float32
+ring_of_keys.LEAST["cpu"] = 2  # so that shares are cut, at lengths that take no time
 B, N, K = 2, 4, 2
 rng = np.random.default_rng(0)
 
@@ -50,22 +52,50 @@ CASES = {
 }
 
 
+# Inside the caller's shard_map nothing can be padded: lengths that 8 devices share evenly.
+INSIDE = {
+    "lengths per query, inside": (40, 48, CASES["lengths per query"][2]),
+    "causal window and dropout, inside": (64, 64, CASES["causal window and dropout"][2]),
+    "causal, odd shares, inside": (40, 56, CAUSAL),
+    "gaussian, inside": (40, 48, dict(score=regard.Gaussian(1.3), valid_lens=jnp.array([45, 7]))),
+    "additive, inside": (32, 40, dict(score=additive(0.3))),
+}
+
+
+def inside(mesh):
+    """attend, called on shares inside a shard_map that a user wrote."""
+    rows, whole = P(None, "seq"), P()
+
+    def attend(*arrays, score, valid_lens=None, **settings):
+        def on_shares(score, lens, *shares):
+            return regard.attend(
+                *shares, score=score, valid_lens=lens, **settings, sequence_axis="seq"
+            )
+
+        lens = rows if valid_lens is not None and valid_lens.ndim > 1 else whole
+        specs = (whole, lens, rows, rows, rows)
+        shared = jax.shard_map(on_shares, mesh=mesh, in_specs=specs, out_specs=rows)
+        return shared(score, valid_lens, *arrays)
+
+    return attend
+
+
 def compare(name, mesh, batch):
-    T, S, settings = CASES[name]
+    T, S, settings = (CASES | INSIDE)[name]
     arrays = draw(B, T, N, 6), draw(B, S, K, 6), draw(B, S, K, 3)
     cotangent = draw(B, T, N, 3)
     score = settings.get("score", regard.Dot())
 
-    def run(score, arrays, **how):
+    def run(score, arrays, attend=regard.attend, **how):
         def loss(score, arrays):
-            out = regard.attend(*arrays, **{**settings, "score": score}, **how)
+            out = attend(*arrays, **{**settings, "score": score}, **how)
             return jnp.sum(out * cotangent), out
 
         (_, out), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(score, arrays)
         return out, grads
 
     expected = jax.jit(lambda *a: run(*a, implementation="reference"))(score, arrays)
-    over = dict(mesh=mesh, sequence_axis="seq")
+    over = dict(mesh=mesh, sequence_axis="seq") if name in CASES else dict(attend=inside(mesh))
     got = jax.jit(lambda *a: run(*a, **over))(score, jax.device_put(arrays, batch))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         scale = max(float(jnp.abs(b).max()), 1e-6)
@@ -88,6 +118,33 @@ def no_gather(mesh):
     print("no gather ok")
 
 
+def memory(mesh):
+    """A device's temporaries are its share of what one device would need, and 0.3 of it at most.
+
+    Programs are compiled and asked; nothing runs.
+    """
+    shape, rows = (1, 32768, 16, 64), NamedSharding(mesh, P(None, "seq"))
+
+    def bytes_of(way, sharding, **how):
+        def pool(query, key, value):
+            return regard.attend(query, key, value, **how)
+
+        def step(query, key, value, cotangent):
+            out, pull = jax.vjp(pool, query, key, value)
+            return out, pull(cotangent)
+
+        x = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
+        call, count = (pool, 3) if way == "forward" else (step, 4)
+        compiled = jax.jit(call).lower(*[x] * count).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    for way in ("forward", "forward and backward"):
+        alone = bytes_of(way, None, implementation="blockwise")
+        shared = bytes_of(way, rows, mesh=mesh, sequence_axis="seq")
+        assert shared <= 1.3 * alone / 8, (way, alone, shared)
+    print("memory ok", flush=True)
+
+
 if __name__ == "__main__":
     assert jax.device_count() == 8, jax.devices()
     eight = jax.make_mesh((8,), ("seq",), axis_types=(AxisType.Auto,))
@@ -96,6 +153,8 @@ if __name__ == "__main__":
     for name in sys.argv[1:]:
         if name == "no gather":
             no_gather(eight)
+        elif name == "memory":
+            memory(eight)
         elif name == "batch and sequence":
             compare("causal", mixed, shared)
         else:

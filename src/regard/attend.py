@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from regard.explicit import explicit_mesh, lie_as_queries
 from regard.front_door import prepare
 from regard.mask import Mask, resolve
 from regard.normalize import Normalizer, Softmax
@@ -29,7 +30,7 @@ from regard.pool.ways import blockwise_weights
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Score, accumulation_dtype
 from regard.score.dot import Dot
-from regard.shapes import check_scores
+from regard.shapes import check, check_scores
 
 
 def attend(
@@ -81,7 +82,8 @@ def attend(
             them in order of preference. `explain` tells which and why.
         mesh, sequence_axis: shards T and S over this axis of the mesh and pools by ring
             attention, whatever T and S are; for masks by lengths, causal order and windows.
-            Without a mesh, the one of jax.set_mesh.
+            Without a mesh, the one of jax.set_mesh. Inside your own shard_map over that axis,
+            the arrays are the device's shares and masks speak of the whole sequence.
         return_weights: also return the weights, (T, S), (B, T, S) or (B, N, T, S), before
             dropout. Looking never changes the output.
         return_lifted: also return a bool scalar: whether the score's lift ran (True) or its
@@ -95,6 +97,23 @@ def attend(
         ValueError, TypeError: the rule, every array with its shape, the fix.
         NotImplementedError: a named implementation cannot do this; the message says what.
     """
+    explicit = explicit_mesh(query, key, value)
+    if explicit is not None:
+        check(query, key, value)
+        call = functools.partial(
+            attend,
+            normalize=normalize,
+            dropout_rate=dropout_rate,
+            implementation=implementation,
+            mesh=mesh,
+            sequence_axis=sequence_axis,
+            return_weights=return_weights,
+            return_lifted=return_lifted,
+        )
+        arrays = dict(query=query, key=key, value=value, score=score, bias=bias)
+        arrays |= dict(valid_lens=valid_lens, mask=mask, dropout_rng=dropout_rng)
+        shapes = ("out", *("weights",) * return_weights, *("flag",) * return_lifted)
+        return lie_as_queries(explicit, query, key, call, arrays, shapes)
     problem, choice = prepare(
         query,
         key,
@@ -216,11 +235,13 @@ def explain(query: Array, key: Array, value: Array, **keywords: Any) -> str:
     for flag in ("return_weights", "return_lifted"):
         keywords.pop(flag, None)
     implementation = keywords.pop("implementation", None)
+    over = ring_of(keywords.pop("mesh", None), keywords.pop("sequence_axis", None))
     found: list[Choice] = []
 
     def shapes_only(query: Array, key: Array, value: Array, arrays: dict[str, Any]) -> None:
         options = static | arrays
-        found.append(prepare(query, key, value, **options, implementation=implementation)[1])
+        options |= dict(implementation=implementation, over=over)
+        found.append(prepare(query, key, value, **options)[1])
 
     static = {
         name: keywords.pop(name) for name in ("normalize", "dropout_rate") if name in keywords

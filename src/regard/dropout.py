@@ -13,19 +13,29 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 class Draw(NamedTuple):
-    """A seed, and where rows and keys stand in the whole, for a part that does not begin at 0.
+    """A seed, and where heads, queries and keys stand in the whole, for a part of it.
 
     Attributes:
         words: two uint32 words.
-        queries: int32 [T of the part], each query's index in the whole.
+        heads: int32 [B, N] of the part, batch · N + head in the whole; None: the part has all.
+        queries: int32 [T of the part], each query's index in the whole; None: all of them.
         first_key: int32, the index of the part's first key in the whole.
         T: how many queries the whole has.
     """
 
     words: Array
-    queries: Array
-    first_key: Array
+    heads: Array | None
+    queries: Array | None
+    first_key: Array | int
     T: int
+
+
+def first_rows(seed: Array | Draw, B: int, N: int, T: int) -> Array:
+    """The row that each head's first query has in the whole, int32 [B, N, 1]."""
+    heads = seed.heads if isinstance(seed, Draw) else None
+    if heads is None:
+        heads = jnp.arange(B * N, dtype=jnp.int32).reshape(B, N)
+    return (heads * T)[..., None]
 
 
 def seed_words(rng: Array) -> Array:

@@ -14,6 +14,7 @@ from regard.dropout import seed_words
 from regard.mask import Mask, MaskFacts, resolve
 from regard.normalize import Normalizer, Softmax
 from regard.pool.choose import Choice, choose
+from regard.pool.inside import resolve_share, whole_axes
 from regard.pool.problem import Problem, hide_padding
 from regard.pool.request import Request, Ring, device_of
 from regard.score.contract import Score, promote
@@ -41,12 +42,16 @@ def prepare(
     value = None if value is None else jnp.asarray(value)
     axes = check(query, key, value)
     _check_parts(score, normalize, axes, query, key)
-    allowed = resolve(mask, valid_lens, axes)
+    if over is not None and over.inside:
+        allowed, visible, seeing = resolve_share(mask, valid_lens, axes, over)
+    else:
+        allowed = resolve(mask, valid_lens, axes)
+        visible, seeing = allowed.visible_keys(axes), allowed.seeing_queries(axes)
     bias = None if bias is None else _canonical_bias(jnp.asarray(bias), axes)
     seed = _seed(dropout_rate, dropout_rng)
     dtype = promote(query.dtype, key.dtype)
     request = Request(
-        axes,
+        whole_axes(axes, over),
         score,
         normalize,
         dtype,
@@ -60,7 +65,7 @@ def prepare(
     choice = choose(request, implementation)
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
     value = None if value is None else axes.canonical(value)
-    query, key, value, visible = hide_padding(query, key, value, allowed, axes)
+    query, key, value, visible = hide_padding(query, key, value, visible, seeing, axes)
     problem = Problem(
         query,
         key,

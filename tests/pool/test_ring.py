@@ -14,7 +14,7 @@ import regard
 import ring_cases
 
 HERE = Path(__file__).resolve().parent.parent
-NAMES = [*ring_cases.CASES, "batch and sequence", "no gather"]
+NAMES = [*ring_cases.CASES, *ring_cases.INSIDE, "batch and sequence", "no gather", "memory"]
 
 
 # Several cases share a process, which takes seconds to start; two let two workers share the work.
@@ -67,7 +67,14 @@ def test_what_it_cannot_do_is_refused(mesh, x, settings, message):
 def test_arguments_that_do_not_fit_together_are_refused(mesh, x):
     with pytest.raises(ValueError, match=r"Got 'sequence', mesh \{'seq': 1\}"):
         regard.attend(x, x, x, mesh=mesh, sequence_axis="sequence")
+    with pytest.raises(ValueError, match=r"there is none\. Fix: mesh=, .* inside a shard_map over"):
+        regard.attend(x, x, x, sequence_axis="seq")
     with pytest.raises(ValueError, match="mesh= goes with sequence_axis="):
         regard.attend(x, x, x, mesh=mesh)
     with pytest.raises(ValueError, match=r"must be None or 'ring'\. Got 'reference'"):
         regard.attend(x, x, x, mesh=mesh, sequence_axis="seq", implementation="reference")
+
+
+def test_explain_tells_of_the_ring(mesh, x):
+    said = regard.explain(x, x, x, mesh=mesh, sequence_axis="seq")
+    assert said.startswith("ring runs: keys and values travel round the mesh axis")

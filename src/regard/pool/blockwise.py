@@ -7,8 +7,8 @@ no query of the block may look at are never visited.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,11 @@ from jax import Array, lax
 
 from regard.dropout import Draw
 from regard.mask import Allowed
-from regard.pool.layout import lay_out
+from regard.pool.layout import Layout
 from regard.pool.passes import Static, pool_by
 from regard.pool.problem import Problem
-from regard.pool.tiles import Operands, TilePlan, Tiles, Tiling, pad_rows
+from regard.pool.sharded import ShardedPass
+from regard.pool.tiles import Operands, TilePlan, Tiles, Tiling, make_operands, pad_rows
 from regard.pool.visits import visit_bounds, visited
 from regard.pool.ways import find_ways, lift_ran
 from regard.shapes import Axes
@@ -29,14 +30,15 @@ from regard.varying import vary_as
 def blockwise(problem: Problem, sizes: Tiling | None, platform: str) -> tuple[Array, Array]:
     """The output, [B, N, T, V], in the value's dtype, and whether the lift ran (bool scalar)."""
     ways, in_range = find_ways(problem)
-    plans, operands, allowed = zip(
-        *(lay_out(problem, way.scored, way.lift, sizes, platform) for way in ways), strict=True
+    passes = tuple(
+        ShardedPass(TiledPass(Layout.of(problem, way.scored, way.lift, sizes, platform)))
+        for way in ways
     )
+    operands = tuple(make_operands(problem, way.scored, way.lift) for way in ways)
     # XLA's CPU backend runs what is inside a branch on one core, so there the way not taken is
     # a loop of no rounds; a GPU asks the host before each round of a loop, so there it branches.
-    passes = tuple(TiledPass(problem.axes, plan) for plan in plans)
-    static = Static(passes, branch=platform != "cpu", dtype=plans[0].value_dtype)
-    inputs = (operands, allowed, problem.seed, in_range)
+    static = Static(passes, branch=platform != "cpu", dtype=cast(Array, problem.value).dtype)
+    inputs = (operands, (problem.allowed,) * len(ways), problem.seed, in_range)
     out = pool_by(static, *vary_as(inputs, inputs))
     return out, lift_ran(ways, in_range)
 
@@ -65,14 +67,21 @@ def sweeper(
 class TiledPass:
     """Pooling tile by tile in plain XLA."""
 
-    axes: Axes
-    plan: TilePlan
+    layout: Layout
+
+    @property
+    def axes(self) -> Axes:
+        return self.layout.axes
+
+    def share(self, axes: Axes) -> "TiledPass":
+        return TiledPass(replace(self.layout, axes=axes))
 
     def forward(
         self, operands: Operands, allowed: Allowed, seed: Array | Draw | None, active: Array | None
     ) -> tuple[Array, Any]:
-        results = _forward(self.plan, operands, allowed, seed, active)
         axes = self.axes
+        plan, laid, laid_ranges = self.layout.lay(operands, allowed)
+        results = _forward(plan, laid, laid_ranges, seed, active)
         return jax.tree.map(
             lambda a: a.reshape(axes.B, axes.N, *a.shape[2:])[:, :, : axes.T], results
         )
@@ -85,7 +94,10 @@ class TiledPass:
         active: Array | None,
         results: tuple[Array, Array, Any],
     ) -> Operands:
-        return _backward(self.plan, operands, allowed, seed, active, results)
+        """As every pass; of the output, sum_v d_out · out, [B, N, T], is enough."""
+        plan, _, laid_ranges = self.layout.lay(operands, allowed)
+        laid, pull = jax.vjp(lambda operands: self.layout.lay(operands, allowed)[1], operands)
+        return pull(_backward(plan, laid, laid_ranges, seed, active, results))[0]
 
 
 def _rounds(plan: TilePlan, active: Array | None) -> Array | int:
@@ -279,7 +291,7 @@ def _delta(
     if normalize.delta == "none":
         return None
     if normalize.delta == "output":
-        return jnp.sum(d_out * out, -1)
+        return out if out.ndim < d_out.ndim else jnp.sum(d_out * out, -1)
 
     spread = jax.tree.map(lambda a: a[..., None], stats)  # [Z, q, 1]
 

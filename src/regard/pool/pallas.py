@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.normalize import Softmax
-from regard.pool.passes import Pass, Static, pool_by
+from regard.pool.passes import DivisiblePass, Static, pool_by
 from regard.pool.problem import Problem
 from regard.pool.request import Device, Request
+from regard.pool.sharded import ShardedPass
 from regard.pool.ways import Way, find_ways, lift_ran
 from regard.pool.wide_kernel.blocks import Blocks, current_blocks
 from regard.score.additive import Additive
@@ -128,13 +129,19 @@ def pallas(problem: Problem, target: Target, scale: float | None) -> tuple[Array
     ways, in_range = find_ways(problem, tiled=False)
     prepared = [_prepare(problem, way, target, scale) for way in ways]
     passes, operands = zip(*prepared, strict=True)
-    static = Static(passes, branch=True, dtype=cast(Array, problem.value).dtype)
+    static = Static(
+        tuple(ShardedPass(one) for one in passes),
+        branch=True,
+        dtype=cast(Array, problem.value).dtype,
+    )
     allowed = (problem.allowed,) * len(ways)
     out = pool_by(static, operands, allowed, problem.seed, in_range)
     return out, lift_ran(ways, in_range)
 
 
-def _prepare(problem: Problem, way: Way, target: Target, scale: float | None) -> tuple[Pass, Any]:
+def _prepare(
+    problem: Problem, way: Way, target: Target, scale: float | None
+) -> tuple[DivisiblePass, Any]:
     # Imported when first used: loading Pallas takes a tenth of `import regard`.
     from regard.pool.tanh_kernel.tanh_pass import TanhPass, TanhRows
     from regard.pool.wide_kernel.wide_pass import WideOperands, WidePass
@@ -148,7 +155,7 @@ def _prepare(problem: Problem, way: Way, target: Target, scale: float | None) ->
         exact = TanhPass(
             axes, dtype, problem.dropout_rate, target.device == "interpret", target.blocks
         )
-        return exact, TanhRows(x, y, score.vector, value)
+        return exact, TanhRows(x, y, score, value)
     lift: Lift = way.lift
     query = lift.query
     if scale is not None and scale > 0:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from regard.mask import Allowed
+from regard.shapes import Axes
 
 
 class Pass(Protocol):
@@ -23,7 +24,7 @@ class Pass(Protocol):
     """
 
     def forward(
-        self, operands: Any, allowed: Allowed, seed: Array | None, active: Array | None
+        self, operands: Any, allowed: Allowed, seed: Any, active: Array | None
     ) -> tuple[Array, Any]:
         """Output [B, N, T, V] and what the way back needs per query, leaves [B, N, T]."""
         ...
@@ -32,11 +33,22 @@ class Pass(Protocol):
         self,
         operands: Any,
         allowed: Allowed,
-        seed: Array | None,
+        seed: Any,
         active: Array | None,
         results: tuple[Array, Array, Any],
     ) -> Any:
         """Cotangents of the operands, from (d out, out, the leaves)."""
+        ...
+
+
+class DivisiblePass(Pass, Protocol):
+    """A pass that can do a part of the batch and of the heads by itself."""
+
+    @property
+    def axes(self) -> Axes: ...
+
+    def share(self, axes: Axes) -> "DivisiblePass":
+        """The same pass for a part of that size."""
         ...
 
 

@@ -43,22 +43,29 @@ class Problem:
 
 
 def hide_padding(
-    query: Array, key: Array, value: Array | None, allowed: Allowed, axes: Axes
+    query: Array,
+    key: Array,
+    value: Array | None,
+    visible: Array | None,
+    seeing: Array | None,
+    axes: Axes,
 ) -> tuple[Array, Array, Array | None, Array | None]:
     """Zeroes what nobody may look at, and who may look at nothing; NaN there reaches nothing.
+
+    Args:
+        visible: [B|1, N|1, S] bool, keys that some query may look at; None means all.
+        seeing: [B|1, N|1, T|1] bool, queries that may look at some key; None means all.
 
     Returns query, key, value and the keys' visibility, [B, K, S].
     """
     if axes.empty():
         return query, key, value, None
-    visible = allowed.visible_keys(axes)  # [B|1, N|1, S]
     if visible is not None:
         if visible.shape[1] not in (1, axes.K):  # any of the query heads that share a key head
             visible = visible.reshape(visible.shape[0], axes.K, -1, axes.S).any(2)
         visible = jnp.broadcast_to(visible, (axes.B, axes.K, axes.S))
         key = jnp.where(visible[..., None], key, 0)
         value = None if value is None else jnp.where(visible[..., None], value, 0)
-    seeing = allowed.seeing_queries(axes)  # [B|1, N|1, T|1]
     if seeing is not None:
         query = jnp.where(seeing[..., None], query, 0)
     return query, key, value, visible

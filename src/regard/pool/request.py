@@ -64,11 +64,21 @@ class Ring:
     axis: str
 
     def __post_init__(self) -> None:
+        if self.mesh.empty:
+            raise ValueError(
+                f"sequence_axis={self.axis!r} names an axis of a mesh, and there is none. Fix: "
+                f"mesh=, or jax.set_mesh(mesh), or call inside a shard_map over {self.axis!r}."
+            )
         if self.axis not in self.mesh.shape:
             raise ValueError(
                 f"sequence_axis must name an axis of the mesh. Got {self.axis!r}, mesh "
                 f"{dict(self.mesh.shape)}."
             )
+
+    @property
+    def inside(self) -> bool:
+        """Whether the call is made inside a shard_map over this axis, on one device's share."""
+        return self.axis in getattr(self.mesh, "manual_axes", ())
 
     @property
     def size(self) -> int:

@@ -23,17 +23,20 @@ from jax.sharding import AxisType, PartitionSpec
 from regard.dropout import Draw
 from regard.mask import Allowed
 from regard.pool.blockwise import TiledPass
+from regard.pool.inside import whole_axes
 from regard.pool.layout import Layout
 from regard.pool.passes import Static, pool_by
 from regard.pool.problem import Problem
 from regard.pool.request import Request, Ring
 from regard.pool.tiles import Operands, Tiling, make_operands, pad_rows
 from regard.pool.ways import find_ways, lift_ran
-from regard.score.contract import accumulation_dtype
+from regard.score.contract import accumulation_dtype, sequence_over
 from regard.shapes import Axes
 from regard.varying import vary_as
 
 ROWS = 2  # the axis of queries and keys in [B, N, T, ...]
+PARTS = 16  # in which a device cuts its queries and keys: a sixteenth of its keys is under way
+LEAST = {"cpu": 256, "gpu": 2048}  # of them; shorter parts would not keep a device busy
 
 
 def ring_of(mesh: Any, axis: str | None) -> Ring | None:
@@ -46,8 +49,9 @@ def ring_of(mesh: Any, axis: str | None) -> Ring | None:
                 "argument is needed."
             )
         return None
-    if mesh is None:
-        mesh = jax.sharding.get_abstract_mesh()
+    around = jax.sharding.get_abstract_mesh()
+    if mesh is None or axis in around.manual_axes:  # inside the caller's shard_map
+        mesh = around
     elif isinstance(mesh, jax.sharding.Mesh):
         # The same devices, with shardings left to XLA: what is not the ring's business, such as a
         # sharded batch, then needs no words here.
@@ -71,13 +75,21 @@ def accepts(request: Request) -> str:
 def ring(problem: Problem, over: Ring, sizes: Tiling | None, platform: str) -> tuple[Array, Array]:
     """The output, [B, N, T, V], in the value's dtype, and whether the lift ran (bool scalar).
 
-    What a lift needs to know of all keys (their mean, their range) is found before the ring, where
-    arrays are whole and XLA adds up over the devices.
+    What a lift needs to know of all keys (their mean, their range) is found before the ring: where
+    arrays are whole, XLA adds up over the devices; inside the caller's shard_map, the lift does.
     """
     axes, band = problem.axes, problem.allowed.facts and problem.allowed.facts.band
     chunks = 2 if band is not None and band.right is not None and over.size > 1 else 1
-    ways, in_range = find_ways(problem)
-    shares = Shares.of(axes, over, chunks)
+    if over.inside and (axes.T % 2 or axes.S % 2):
+        chunks = 1  # nothing can be padded there, so halves must come out even
+    axes = whole_axes(axes, over)
+    with sequence_over(over.axis if over.inside else None):
+        # A user's own lift would look at one share of the keys and take it for all of them.
+        own = type(problem.score).__module__.startswith("regard.")
+        ways, in_range = find_ways(problem, lifted=own or not over.inside)
+    if in_range is not None and over.inside:  # all devices go the same way
+        in_range = lax.pmin(in_range.astype(jnp.int32), over.axis) > 0
+    shares = Shares.of(axes, over, chunks, platform)
     passes, operands = [], []
     for way in ways:
         layout = Layout.of(problem, way.scored, way.lift, sizes, platform)
@@ -86,29 +98,46 @@ def ring(problem: Problem, over: Ring, sizes: Tiling | None, platform: str) -> t
         operands.append(make_operands(problem, way.scored, way.lift))
     allowed = (shares.ranges(problem.allowed, axes),) * len(ways)
     static = Static(tuple(passes), platform != "cpu", cast(Array, problem.value).dtype)
-    out = pool_by(static, tuple(operands), allowed, problem.seed, in_range)
+    inputs = (tuple(operands), allowed, problem.seed, in_range)
+    if over.inside:  # what is the same on all devices has a gradient that is the sum of theirs
+        inputs = vary_as(inputs, (inputs, lax.axis_index(over.axis)))
+    out = pool_by(static, *inputs)
     return out, lift_ran(ways, in_range)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Who has which part of the sequence.
+    """Who has which part of the sequence, and how a device cuts what it has.
 
     Attributes:
         over: the ring.
         chunks: how many pieces of the sequence each device has, 1 or 2.
-        rows, keys: of one piece; the last ones may be padding.
+        rows, keys: of one chunk; the last ones may be padding.
+        row_blocks: a device's queries are worked on in so many blocks, one after the other.
+        key_pieces: and its keys travel in so many pieces, so that a piece is under way, and not a
+            second share of keys.
     """
 
     over: Ring
     chunks: int
     rows: int
     keys: int
+    row_blocks: int
+    key_pieces: int
 
     @classmethod
-    def of(cls, axes: Axes, over: Ring, chunks: int) -> "Shares":
-        pieces = over.size * chunks
-        return cls(over, chunks, -(-axes.T // pieces), -(-axes.S // pieces))
+    def of(cls, axes: Axes, over: Ring, chunks: int, platform: str) -> "Shares":
+        def cut(length: int) -> tuple[int, int]:
+            """The length of a chunk, and in how many equal parts it is cut."""
+            shares = over.size * chunks
+            parts = max(1, min(PARTS // chunks, length // shares // least))
+            while over.inside and length // shares % parts:
+                parts -= 1
+            return -(-length // (shares * parts)) * parts, parts
+
+        least = LEAST.get(platform, LEAST["gpu"])
+        (rows, row_blocks), (keys, key_pieces) = cut(axes.T), cut(axes.S)
+        return cls(over, chunks, rows, keys, chunks * row_blocks, chunks * key_pieces)
 
     @property
     def all_rows(self) -> int:
@@ -118,25 +147,75 @@ class Shares:
     def all_keys(self) -> int:
         return self.over.size * self.chunks * self.keys
 
+    @property
+    def block_rows(self) -> int:
+        return self.chunks * self.rows // self.row_blocks
+
+    @property
+    def piece_keys(self) -> int:
+        return self.chunks * self.keys // self.key_pieces
+
     def local_axes(self, axes: Axes) -> Axes:
-        """One device's queries, and the keys of one piece."""
-        return replace(axes, T=self.chunks * self.rows, S=self.keys)
+        """One block of a device's queries, and one piece of keys."""
+        return replace(axes, T=self.block_rows, S=self.piece_keys)
 
     def ranges(self, allowed: Allowed, axes: Axes) -> Allowed:
         """A mask as ranges alone; padding is past every end."""
         end = jnp.full((1, 1, 1), axes.S, jnp.int32) if allowed.end is None else allowed.end
         return Allowed(allowed.start, end, (), ())
 
-    def piece(self, device: Array | int, chunk: int) -> Array | int:
-        """The number of a device's piece along the sequence."""
-        if chunk == 0:
-            return device
-        return 2 * self.over.size - 1 - device
-
     def queries(self) -> Array:
         """Inside the ring: the index in the whole of each of this device's queries."""
         me, own = lax.axis_index(self.over.axis), jnp.arange(self.rows, dtype=jnp.int32)
-        return jnp.concatenate([self.piece(me, c) * self.rows + own for c in range(self.chunks)])
+        return jnp.concatenate([self._chunk(me, c) * self.rows + own for c in range(self.chunks)])
+
+    def first_key(self, step: Array, piece: Array) -> Array:
+        """Inside the ring: the index in the whole of the first key of a piece that is here now."""
+        owner = (lax.axis_index(self.over.axis) - step) % self.over.size
+        in_chunk = self.key_pieces // self.chunks
+        chunk = self._chunk(owner, piece // in_chunk)
+        return jnp.asarray(chunk * self.keys + piece % in_chunk * self.piece_keys, jnp.int32)
+
+    def _chunk(self, device: Array, chunk: Array | int) -> Array:
+        """The number of a device's chunk along the sequence: the second one is a mirror image."""
+        return jnp.where(jnp.asarray(chunk) == 0, device, 2 * self.over.size - 1 - device)
+
+    def block(self, tree: Any, index: Array) -> Any:
+        """One block of rows of each leaf; an axis of 1 that broadcasts is left alone."""
+        size = self.block_rows
+
+        def take(array: Array) -> Array:
+            if array.shape[ROWS] == 1 or self.row_blocks == 1:
+                return array
+            return lax.dynamic_slice_in_dim(array, index * size, size, ROWS)
+
+        return jax.tree.map(take, tree)
+
+    def with_block(self, tree: Any, block: Any, index: Array) -> Any:
+        """The tree with one block of rows replaced; in place inside a loop."""
+        at = index * self.block_rows
+        return jax.tree.map(
+            lambda a, new: lax.dynamic_update_slice_in_dim(a, new.astype(a.dtype), at, ROWS),
+            tree,
+            block,
+        )
+
+    def cut(self, tree: Any) -> Any:
+        """[B, K, keys of a device, ...] -> [pieces, B, K, keys of a piece, ...]."""
+
+        def apart(a: Array) -> Array:
+            pieces = a.reshape(*a.shape[:ROWS], self.key_pieces, -1, *a.shape[ROWS + 1 :])
+            return jnp.moveaxis(pieces, ROWS, 0)
+
+        return jax.tree.map(apart, tree)
+
+    def join(self, tree: Any) -> Any:
+        """The inverse of `cut`."""
+
+        def together(a: Array) -> Array:
+            return jnp.moveaxis(a, 0, ROWS).reshape(*a.shape[1 : ROWS + 1], -1, *a.shape[4:])
+
+        return jax.tree.map(together, tree)
 
     def spread(self, tree: Any) -> Any:
         """Inside the ring: from neighboring rows to the two pieces of the zigzag."""
@@ -189,6 +268,8 @@ class RingPass:
     def forward(
         self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
     ) -> tuple[Array, Any]:
+        if self.shares.over.inside:
+            return self._local_forward(operands, allowed, seed, active)
         rows = PartitionSpec(None, None, self.shares.over.axis)
         inputs = (self._padded(operands), self._padded_ranges(allowed), seed, active)
         specs = (self._specs(inputs[0]), self._range_specs(inputs[1]), None, None)
@@ -203,6 +284,9 @@ class RingPass:
         active: Array | None,
         results: tuple[Array, Array, Any],
     ) -> Operands:
+        if self.shares.over.inside:
+            cotangents = self._local_backward(operands, allowed, seed, active, results)
+            return jax.tree.map(lambda d, x: d.astype(x.dtype), cotangents, operands)
         rows = PartitionSpec(None, None, self.shares.over.axis)
         padded, pull = jax.vjp(self._padded, operands)
         whole = jax.tree.map(lambda a: pad_rows(a, ROWS, self.shares.all_rows), results)
@@ -216,30 +300,33 @@ class RingPass:
     def _local_forward(
         self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
     ) -> tuple[Array, Any]:
-        shares, normalize = self.shares, self.layout.normalize
+        shares, normalize, axes = self.shares, self.layout.normalize, self.axes
         operands, allowed, seed, active = self._own(operands, allowed, seed, active)
-        axes = self.layout.axes
-        rows, wide = (axes.B, axes.N, axes.T), self._wide(operands)
+        pool, wide = TiledPass(self.layout), self._wide(operands)
+        rows = (axes.B, axes.N, shares.chunks * shares.rows)
 
-        def step(carry: Any, number: Array) -> tuple[Any, None]:
-            key_side, out, stats = carry
-            coming = self._pass_on(key_side)  # under way while this one is worked on
-            for chunk in range(shares.chunks):
-                part, ranges, draw = self._part(operands, allowed, seed, key_side, number, chunk)
-                plan, laid, laid_ranges = self.layout.lay(part, ranges)
-                found = TiledPass(axes, plan).forward(laid, laid_ranges, draw, active)
+        def visit(here: Any, first: Array, results: Any) -> Any:
+            def block(index: Array, results: Any) -> Any:
+                part = self._part(operands, allowed, seed, here, first, index)
+                out, stats = shares.block(results, index)
+                found = pool.forward(*part, active)
                 stats, share, other = normalize.merge(stats, found[1])
                 out = _times(out, share) + _times(found[0], other)
-            return (coming, out, stats), None
+                return shares.with_block(results, (out, stats), index)
 
-        start = (
-            (operands.key, operands.value),
-            jnp.zeros((*rows, axes.V), wide),
-            normalize.nothing(rows, wide),
-        )
-        steps = jnp.arange(shares.over.size, dtype=jnp.int32)
-        (_, out, stats), _ = lax.scan(step, vary_as(start, operands), steps)
-        return shares.gather((out, stats))
+            return _repeat(shares.row_blocks, block, results)
+
+        def step(index: Array, carry: Any) -> Any:
+            keys, results = carry
+            piece, here, first = self._at_hand(keys, index)
+            coming = self._pass_on(here)  # under way while this one is worked on
+            results = visit(here, first, results)
+            return _store(keys, coming, piece), results
+
+        keys = shares.cut((operands.key, operands.value))
+        start = keys, (jnp.zeros((*rows, axes.V), wide), normalize.nothing(rows, wide))
+        _, results = lax.fori_loop(0, self._steps(), step, vary_as(start, operands))
+        return shares.gather(results)
 
     def _local_backward(
         self,
@@ -249,78 +336,90 @@ class RingPass:
         active: Array | None,
         results: tuple[Array, Array, Any],
     ) -> Operands:
-        shares, axes = self.shares, self.layout.axes
+        shares, pool = self.shares, TiledPass(self.layout)
         operands, allowed, seed, active = self._own(operands, allowed, seed, active)
-        results = shares.spread(results)
         wide = self._wide(operands)
+        d_out, out, stats = results
+        # Once, and not again with every piece: the output need not stay then.
+        delta = jnp.sum(d_out.astype(wide) * out.astype(wide), -1)
+        results = shares.spread((d_out, delta, stats))
         zeros = functools.partial(jax.tree.map, lambda a: jnp.zeros(a.shape, wide))
         add = functools.partial(jax.tree.map, lambda total, d: total + d.astype(wide))
 
-        def step(carry: Any, number: Array) -> tuple[Any, None]:
-            key_side, d_keys, d_query, d_shared = carry
-            coming = self._pass_on(key_side)
-            for chunk in range(shares.chunks):
-                part, ranges, draw = self._part(operands, allowed, seed, key_side, number, chunk)
-                plan, _, laid_ranges = self.layout.lay(part, ranges)
-                laid, pull = jax.vjp(lambda part: self.layout.lay(part, ranges)[1], part)  # noqa: B023
-                tiled = TiledPass(axes, plan)
-                d_laid = tiled.backward(laid, laid_ranges, draw, active, results)
-                (d_part,) = pull(d_laid)
-                d_query = add(d_query, d_part.query)
+        def visit(here: Any, first: Array, sums: Any) -> Any:
+            def block(index: Array, sums: Any) -> Any:
+                d_keys, d_query, d_shared = sums
+                part = self._part(operands, allowed, seed, here, first, index)
+                d_part = pool.backward(*part, active, shares.block(results, index))
+                d_rows = add(shares.block(d_query, index), d_part.query)
+                d_query = shares.with_block(d_query, d_rows, index)
                 d_shared = add(d_shared, (d_part.score, d_part.expansion))
-                d_keys = self._add_chunk(d_keys, (d_part.key, d_part.value), chunk)
-            return (coming, self._pass_on(d_keys), d_query, d_shared), None
+                return add(d_keys, (d_part.key, d_part.value)), d_query, d_shared
 
-        key_side = (operands.key, operands.value)
+            return _repeat(shares.row_blocks, block, sums)
+
+        def step(index: Array, carry: Any) -> Any:
+            keys, d_keys, d_query, d_shared = carry
+            piece, here, first = self._at_hand(keys, index)
+            coming = self._pass_on(here)
+            d_here, d_query, d_shared = visit(
+                here, first, (_take(d_keys, piece), d_query, d_shared)
+            )
+            d_keys = _store(d_keys, self._pass_on(d_here), piece)
+            return _store(keys, coming, piece), d_keys, d_query, d_shared
+
+        keys = shares.cut((operands.key, operands.value))
         shared = (operands.score, operands.expansion)
-        start = (key_side, zeros(key_side), zeros(operands.query), zeros(shared))
-        steps = jnp.arange(shares.over.size, dtype=jnp.int32)
-        carry, _ = lax.scan(step, vary_as(start, (operands, results)), steps)
-        _, (d_key, d_value), d_query, d_shared = carry
-        d_score, d_expansion = jax.tree.map(lambda d: lax.psum(d, shares.over.axis), d_shared)
+        start = (keys, zeros(keys), zeros(operands.query), zeros(shared))
+        start = vary_as(start, (operands, results))
+        _, d_keys, d_query, d_shared = lax.fori_loop(0, self._steps(), step, start)
+        d_key, d_value = shares.join(d_keys)
+        if not shares.over.inside:
+            d_shared = jax.tree.map(lambda d: lax.psum(d, shares.over.axis), d_shared)
+        d_score, d_expansion = d_shared
         d_key, d_value, d_query = shares.gather((d_key, d_value, d_query))
         return Operands(d_score, d_expansion, d_query, d_key, d_value, None)
+
+    def _steps(self) -> int:
+        """Every piece of every device comes by once."""
+        return self.shares.over.size * self.shares.key_pieces
+
+    def _at_hand(self, keys: Any, index: Array) -> tuple[Array, Any, Array]:
+        """A step's piece: its number, its keys and values, and its first key in the whole."""
+        step, piece = index // self.shares.key_pieces, index % self.shares.key_pieces
+        return piece, _take(keys, piece), self.shares.first_key(step, piece)
 
     def _part(
         self,
         operands: Operands,
         allowed: Allowed,
         seed: Array | None,
-        key_side: Any,
-        number: Array,
-        chunk: int,
+        here: Any,
+        first: Array,
+        index: Array,
     ) -> tuple[Operands, Allowed, Draw | None]:
-        """The problem of this device's queries and one piece of the keys that it holds."""
+        """The problem of one block of this device's queries and the keys at hand."""
         shares = self.shares
-        size, me = shares.over.size, lax.axis_index(shares.over.axis)
-        owner = (me - number) % size
-        first = jnp.asarray(shares.piece(owner, chunk) * shares.keys, jnp.int32)
-        key, value = jax.tree.map(
-            lambda a: lax.slice_in_dim(
-                a, chunk * shares.keys, (chunk + 1) * shares.keys, axis=ROWS
-            ),
-            key_side,
-        )
 
         def seen_from_here(bound: Array | None) -> Array | None:
-            return None if bound is None else jnp.clip(bound - first, 0, shares.keys)
+            if bound is None:
+                return None
+            return jnp.clip(shares.block(bound, index) - first, 0, shares.piece_keys)
 
         ranges = Allowed(seen_from_here(allowed.start), seen_from_here(allowed.end), (), ())
-        draw = None if seed is None else Draw(seed, shares.queries(), first, self.axes.T)
-        return replace(operands, key=key, value=value), ranges, draw
+        draw = None
+        if seed is not None:
+            at = index * shares.block_rows
+            queries = lax.dynamic_slice_in_dim(shares.queries(), at, shares.block_rows)
+            draw = Draw(seed, None, queries, first, self.axes.T)
+        query, (key, value) = shares.block(operands.query, index), here
+        return replace(operands, query=query, key=key, value=value), ranges, draw
 
     def _pass_on(self, tree: Any) -> Any:
         """One device further round the ring."""
         size = self.shares.over.size
         onward = [(i, (i + 1) % size) for i in range(size)]
         return jax.tree.map(lambda a: lax.ppermute(a, self.shares.over.axis, onward), tree)
-
-    def _add_chunk(self, totals: Any, parts: Any, chunk: int) -> Any:
-        keys = self.shares.keys
-        here = slice(chunk * keys, (chunk + 1) * keys)
-        return jax.tree.map(
-            lambda total, d: total.at[:, :, here].add(d.astype(total.dtype)), totals, parts
-        )
 
     def _own(
         self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
@@ -388,6 +487,20 @@ class RingPass:
             out_specs=out_specs,
             axis_names={over.axis},
         )
+
+
+def _repeat(count: int, body: Any, carry: Any) -> Any:
+    return body(jnp.int32(0), carry) if count == 1 else lax.fori_loop(0, count, body, carry)
+
+
+def _take(tree: Any, index: Array) -> Any:
+    return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, 0, keepdims=False), tree)
+
+
+def _store(tree: Any, parts: Any, index: Array) -> Any:
+    return jax.tree.map(
+        lambda a, part: lax.dynamic_update_index_in_dim(a, part, index, 0), tree, parts
+    )
 
 
 def _times(out: Array, share: Array | None) -> Array:

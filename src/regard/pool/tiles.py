@@ -285,11 +285,15 @@ class Tiles:
         head = jnp.arange(axes.N, dtype=jnp.int32)
         query = iq * tiling.block_q + jnp.arange(tiling.block_q, dtype=jnp.int32)
         keys, words, T = self.key_indices(ik), self.seed, axes.T
+        heads = example[:, None] * axes.N + head[None, :]  # [b, N]
         if isinstance(words, Draw):
             draw = words
-            query, keys = draw.queries.at[query].get(mode="clip"), keys + draw.first_key
-            words, T = draw.words, draw.T
-        row = (example[:, None] * axes.N + head[None, :])[..., None] * T + query[None, None]
+            if draw.heads is not None:
+                heads = draw.heads.reshape(-1)[heads]
+            if draw.queries is not None:
+                query = draw.queries.at[query].get(mode="clip")
+            words, T, keys = draw.words, draw.T, keys + draw.first_key
+        row = heads[..., None] * T + query[None, None]
         rows = row.reshape(*self.plan.lead, tiling.block_q, 1)  # [b, N, q] -> [Z, q, 1]
         keep = keep_scale(words, rows, keys, self.plan.dropout_rate, self.plan.wide)
         return self._flip(self._apart(keep)) if flipped else keep

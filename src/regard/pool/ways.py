@@ -38,10 +38,13 @@ def blockwise_weights(problem: Problem) -> Array:
     return take_way(*find_ways(problem), run)
 
 
-def find_ways(problem: Problem, tiled: bool = True) -> tuple[list[Way], Array | None]:
+def find_ways(
+    problem: Problem, tiled: bool = True, lifted: bool = True
+) -> tuple[list[Way], Array | None]:
     """The quickest way to score this problem's tiles; with a second one, for data out of range.
 
     `tiled=False`: for kernels, which know no quicker forms than a lift and the definition.
+    `lifted=False`: only the definition.
     """
     if not problem.normalize.uses_scores:
         return [Way(None, None)], None
@@ -53,6 +56,8 @@ def find_ways(problem: Problem, tiled: bool = True) -> tuple[list[Way], Array | 
     if visible is not None and visible.shape[1] != key.shape[1]:
         visible = jnp.repeat(visible, key.shape[1] // visible.shape[1], axis=1)
     definition = Way((score, query, key), None)
+    if not lifted:
+        return [definition], None
     lift = score.lift(query, key, visible=visible)
     if lift is not None:
         first, in_range = Way(None, lift), lift.in_range

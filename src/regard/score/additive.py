@@ -23,6 +23,7 @@ from regard.score.contract import (
     Tiled,
     accumulation_dtype,
     matmul_precision,
+    of_all_shares,
     project,
     repeat_heads,
     with_heads,
@@ -341,10 +342,12 @@ def _ranges(x: Array, y: Array, visible: Array | None) -> tuple[Array, Array, Ar
     if visible is not None:
         y_low = jnp.where(visible[..., None], y, jnp.inf)
         y_high = jnp.where(visible[..., None], y, -jnp.inf)
-    y_low, y_high = y_low.min(-2, keepdims=True), y_high.max(-2, keepdims=True)  # [..., K, 1, h]
+    y_low = of_all_shares("min", y_low.min(-2, keepdims=True))  # [..., K, 1, h]
+    y_high = of_all_shares("max", y_high.max(-2, keepdims=True))
     nothing = y_low > y_high  # no visible key at all
     y_low, y_high = jnp.where(nothing, 0, y_low), jnp.where(nothing, 0, y_high)
-    x_low, x_high = x.min(-2, keepdims=True), x.max(-2, keepdims=True)  # [..., N, 1, h]
+    x_low = of_all_shares("min", x.min(-2, keepdims=True))  # [..., N, 1, h]
+    x_high = of_all_shares("max", x.max(-2, keepdims=True))
     if x.ndim > 2 and x.shape[-3] != y.shape[-3]:  # a group of query heads shares its key head
         grouped = (*y.shape[:-2], x.shape[-3] // y.shape[-3], x.shape[-1])
         x_low = x_low.reshape(grouped).min(-2, keepdims=True)

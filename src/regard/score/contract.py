@@ -4,7 +4,10 @@ A lift writes the score as an inner product, a(q, k) = phi(q) . psi(k) + beta(k)
 per query), so that engines built for dot products can run it. Pooling and masks are elsewhere.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -165,6 +168,27 @@ class Lift:
         if self.query_bias is not None:
             scores = scores + self.query_bias[..., :, None]
         return scores
+
+
+_sequence: ContextVar[str | None] = ContextVar("sequence", default=None)
+
+
+@contextlib.contextmanager
+def sequence_over(axis: str | None) -> Iterator[None]:
+    """Lifts traced inside see one device's share of queries and keys, over this mesh axis."""
+    token = _sequence.set(axis)
+    try:
+        yield
+    finally:
+        _sequence.reset(token)
+
+
+def of_all_shares(reduce: str, found: Array) -> Array:
+    """What "sum", "min" or "max" found along the sequence, of the devices that share it too."""
+    axis = _sequence.get()
+    if axis is None:
+        return found
+    return dict(sum=jax.lax.psum, min=jax.lax.pmin, max=jax.lax.pmax)[reduce](found, axis)
 
 
 def promote(*dtypes: jnp.dtype) -> jnp.dtype:

@@ -10,6 +10,7 @@ from regard.score.contract import (
     Lift,
     Score,
     accumulation_dtype,
+    of_all_shares,
     repeat_heads,
     require_one_width,
     with_heads,
@@ -86,8 +87,11 @@ def _mean_of_visible(key: Array, visible: Array | None) -> Array:
     as a matrix product, which uses all cores; elsewhere as a sum behind a barrier.
     """
     seen = jnp.ones(key.shape[:-1], bool) if visible is None else visible
-    share = seen.astype(key.dtype) / jnp.maximum(seen.sum(-1, keepdims=True), 1).astype(key.dtype)
+    count = of_all_shares("sum", seen.sum(-1, keepdims=True))
+    share = seen.astype(key.dtype) / jnp.maximum(count, 1).astype(key.dtype)
     key = jnp.where(seen[..., None], key, 0)
     if jax.default_backend() == "cpu":
-        return jnp.einsum("...s,...sd->...d", share, key, precision="highest")[..., None, :]
-    return jax.lax.optimization_barrier((key * share[..., None]).sum(-2, keepdims=True))
+        mean = jnp.einsum("...s,...sd->...d", share, key, precision="highest")[..., None, :]
+        return of_all_shares("sum", mean)
+    mean = of_all_shares("sum", (key * share[..., None]).sum(-2, keepdims=True))
+    return jax.lax.optimization_barrier(mean)

@@ -1,12 +1,13 @@
 """Pooling with exact additive scores, forward and backward, over wide_kernel's loops."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from regard.dropout import Draw, first_rows
 from regard.mask import Allowed
 from regard.pool.tanh_kernel.operands import operands as tanh_operands
 from regard.pool.tanh_kernel.pull import d_projected
@@ -24,6 +25,7 @@ from regard.pool.wide_kernel.rows import (
     stripe_rows,
 )
 from regard.pool.wide_kernel.tile import LOG2_E, TilePass
+from regard.score.additive import Additive
 from regard.score.contract import matmul_precision, repeat_heads
 from regard.shapes import Axes
 
@@ -39,14 +41,18 @@ class TanhRows:
     Attributes:
         x: [B, N, T, h] float32.
         y: [B, K, S, h] float32.
-        vector: w, (h,) or (N, h).
+        score: of projected rows; its vector is w, (h,) or (N, h).
         value: [B, K, S, V].
     """
 
     x: Array
     y: Array
-    vector: Array
+    score: Additive
     value: Array
+
+    @property
+    def vector(self) -> Array:
+        return self.score.vector
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,11 @@ class TanhPass:
     interpret: bool
     forced: Blocks | None
 
+    def share(self, axes: Axes) -> "TanhPass":
+        return replace(self, axes=axes)
+
     def forward(
-        self, operands: TanhRows, allowed: Allowed, seed: Array | None, active: Array | None
+        self, operands: TanhRows, allowed: Allowed, seed: Array | Draw | None, active: Array | None
     ) -> tuple[Array, Array]:
         static = self._static(operands, backward=False)
         arrays = self._arrays(static, _centered(operands), allowed, seed)
@@ -77,7 +86,7 @@ class TanhPass:
         self,
         operands: TanhRows,
         allowed: Allowed,
-        seed: Array | None,
+        seed: Array | Draw | None,
         active: Array | None,
         results: tuple[Array, Array, Array],
     ) -> TanhRows:
@@ -112,10 +121,13 @@ class TanhPass:
         rows_at_a_time = stripe_rows(axes, static.blocks.queries, static.S, self.dtype, SHARE)
         d_x, (d_y, d_vector, d_value) = run_stripes(static, arrays, rows_at_a_time, stripe)
         d_vector = d_vector.reshape(axes.B, axes.N, -1).sum(0)
+        d_vector = (d_vector if rows.vector.ndim == 2 else d_vector.sum(0)).astype(
+            rows.vector.dtype
+        )
         return TanhRows(
             d_x[:, :, : axes.T],
             d_y[:, :, : axes.S],
-            (d_vector if rows.vector.ndim == 2 else d_vector.sum(0)).astype(rows.vector.dtype),
+            replace(rows.score, vector=d_vector),
             d_value[:, :, : axes.S, : axes.V].astype(rows.value.dtype),
         )
 
@@ -133,14 +145,13 @@ class TanhPass:
             T,
             S,
             round_up(axes.V, 16, power=True),
-            row_stride=axes.T,
             dropout_rate=self.dropout_rate,
             precision=matmul_precision(rows.value.dtype),
             interpret=self.interpret,
         )
 
     def _arrays(
-        self, static: TilePass, rows: TanhRows, allowed: Allowed, seed: Array | None
+        self, static: TilePass, rows: TanhRows, allowed: Allowed, seed: Array | Draw | None
     ) -> dict[str, Array]:
         """What kernels read, by name."""
         T, S, blocks = static.T, static.S, static.blocks
@@ -158,7 +169,8 @@ class TanhPass:
             **ranges.arrays(),
         )
         if seed is not None:
-            arrays |= dict(seed=seed, first_row=jnp.zeros(1, jnp.int32))
+            words = seed.words if isinstance(seed, Draw) else seed
+            arrays |= dict(seed=words, first_row=first_rows(seed, static.B, static.N, self.axes.T))
         return arrays
 
 
@@ -167,7 +179,7 @@ def _centered(rows: TanhRows) -> TanhRows:
     y = jax.lax.stop_gradient(rows.y)
     shift = 0.5 * (y.min(-2, keepdims=True) + y.max(-2, keepdims=True))
     x = rows.x + repeat_heads(shift, rows.x)
-    return TanhRows(x, rows.y - shift, rows.vector, rows.value)
+    return replace(rows, x=x, y=rows.y - shift)
 
 
 def _heads_as_examples(array: Array) -> Array:

@@ -52,7 +52,7 @@ def d_scores(static: TilePass, arrays: dict[str, Array], dtype: jnp.dtype) -> Co
     def kernel(*refs: Any) -> None:
         named = dict(zip(names, refs, strict=False))
         scores_ref, value_ref, bias_ref = refs[len(names) :]
-        block, head, example = (pl.program_id(axis) for axis in range(3))
+        block = pl.program_id(0)
         keys = pl.ds(block * blocks.keys, blocks.keys)
         values = plt.load(named["value"].at[keys, :])
 
@@ -70,7 +70,7 @@ def d_scores(static: TilePass, arrays: dict[str, Array], dtype: jnp.dtype) -> Co
                 weights = jnp.where(allowed & sees[None, :], weights, 0.0)
             d_out = plt.load(named["d_out"].at[rows, :])
             d_weights = dot(values, d_out, (1, 1), static.precision)
-            keep = keep_tile(static, named, example, head, rows, keys, flipped=True)
+            keep = keep_tile(static, named, rows, keys, flipped=True)
             kept = weights
             if keep is not None:
                 kept, d_weights = weights * keep, d_weights * keep

@@ -32,8 +32,8 @@ def forward(static: TilePass, arrays: dict[str, Array]) -> tuple[Array, Array]:
         arrays: by name, each [B|1, N|K|1, ...]: what `static.score` reads; value [.., S, V];
             bounds [.., query blocks, 4] int32 (see bounds.py); and where there are such, key_bias
             [.., S] float32 in units of log2; start, end [.., T]; query_ids0 [.., T] with key_ids0
-            [.., S]; seen [.., S] and table [.., T, S] int8; seed [2] uint32 with first_row [1]
-            int32.
+            [.., S]; seen [.., S] and table [.., T, S] int8; seed [2] uint32 with first_row
+            [.., 1] int32, the index of the head's first row in the whole.
 
     Returns:
         Output [B, N, T, V] in the value's dtype, and log2-sum-exp2 [B, N, T] float32.
@@ -44,7 +44,7 @@ def forward(static: TilePass, arrays: dict[str, Array]) -> tuple[Array, Array]:
     def kernel(*refs: Any) -> None:
         named = dict(zip(names, refs, strict=False))
         out_ref, lse_ref = refs[len(names) :]
-        block, head, example = (pl.program_id(axis) for axis in range(3))
+        block = pl.program_id(0)
         rows = pl.ds(block * blocks.queries, blocks.queries)
 
         def visit(ik: Array, carry: Any, masked: bool) -> Any:
@@ -60,7 +60,7 @@ def forward(static: TilePass, arrays: dict[str, Array]) -> tuple[Array, Array]:
             rescale = jnp.exp2(top - new_top)
             weights = jnp.exp2(scores - new_top[:, None])
             total = total * rescale + weights.sum(axis=1)
-            keep = keep_tile(static, named, example, head, rows, keys, flipped=False)
+            keep = keep_tile(static, named, rows, keys, flipped=False)
             weights = weights if keep is None else weights * keep
             values = plt.load(named["value"].at[keys, :])
             pooled = dot(weights.astype(values.dtype), values, (1, 0), static.precision)

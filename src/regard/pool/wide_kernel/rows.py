@@ -120,7 +120,7 @@ def run_stripes(
         mine["visits"] = take(arrays["bounds"], at)
         mine["bounds"] = query_bounds(mine["visits"], static.S // static.blocks.keys)
         if "first_row" in arrays:
-            mine["first_row"] = jnp.asarray(at, jnp.int32).reshape(1)
+            mine["first_row"] = arrays["first_row"] + at
         return stripe(part, mine)
 
     if count == 1:

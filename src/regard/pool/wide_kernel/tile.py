@@ -80,7 +80,6 @@ class TilePass:
 
     Attributes:
         score: makes the scores of a tile.
-        row_stride: the caller's own T, by which dropout counts rows.
     """
 
     score: TileScore
@@ -91,7 +90,6 @@ class TilePass:
     T: int
     S: int
     V: int
-    row_stride: int
     dropout_rate: float
     precision: Any
     interpret: bool
@@ -134,21 +132,13 @@ def allowed_tile(refs: dict[str, Any], rows: Any, keys: Any, flipped: bool) -> A
 
 
 def keep_tile(
-    static: TilePass,
-    refs: dict[str, Any],
-    example: Array,
-    head: Array,
-    rows: Any,
-    keys: Any,
-    flipped: bool,
+    static: TilePass, refs: dict[str, Any], rows: Any, keys: Any, flipped: bool
 ) -> Array | None:
     """Dropout's factors, the same numbers that every other backend draws; None without dropout."""
     if "seed" not in refs:
         return None
     seed = (refs["seed"][0], refs["seed"][1])
-    offset = refs["first_row"][0] + rows.start
-    row = (example * static.N + head) * static.row_stride + offset
-    row = row + jnp.arange(rows.size, dtype=jnp.int32)
+    row = refs["first_row"][0] + rows.start + jnp.arange(rows.size, dtype=jnp.int32)
     key = keys.start + jnp.arange(keys.size, dtype=jnp.int32)
     row, key = (row[None, :], key[:, None]) if flipped else (row[:, None], key[None, :])
     return keep_scale(seed, row, key, static.dropout_rate, jnp.dtype(jnp.float32))

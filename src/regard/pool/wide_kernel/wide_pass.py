@@ -5,13 +5,14 @@ queries at a time so that memory stays linear, and matrix products (cuBLAS) do t
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from regard.dropout import Draw, first_rows
 from regard.mask import Allowed
 from regard.pool.wide_kernel.blocks import Blocks, pick_blocks
 from regard.pool.wide_kernel.bounds import key_bounds
@@ -75,8 +76,15 @@ class WidePass:
     device: str
     forced: Blocks | None
 
+    def share(self, axes: Axes) -> "WidePass":
+        return replace(self, axes=axes)
+
     def forward(
-        self, operands: WideOperands, allowed: Allowed, seed: Array | None, active: Array | None
+        self,
+        operands: WideOperands,
+        allowed: Allowed,
+        seed: Array | Draw | None,
+        active: Array | None,
     ) -> tuple[Array, Array]:
         dtype = self.dtype
         if operands.expansion is not None and dtype == jnp.bfloat16:
@@ -97,7 +105,7 @@ class WidePass:
         self,
         operands: WideOperands,
         allowed: Allowed,
-        seed: Array | None,
+        seed: Array | Draw | None,
         active: Array | None,
         results: tuple[Array, Array, Array],
     ) -> WideOperands:
@@ -169,7 +177,7 @@ class WidePass:
         return make_features(expansion, query, key, dtype, self.device == "interpret")
 
     def _fits_hopper(
-        self, dtype: Any, operands: WideOperands, allowed: Allowed, seed: Array | None
+        self, dtype: Any, operands: WideOperands, allowed: Allowed, seed: Array | Draw | None
     ) -> bool:
         """16-bit numbers, ranges and no other mask, no dropout: the rest is forward.py's."""
         half = all(d in (jnp.bfloat16, jnp.float16) for d in (dtype, operands.value.dtype))
@@ -224,7 +232,6 @@ class WidePass:
             T,
             S,
             round_up(axes.V, 16, power=True),
-            row_stride=axes.T,
             dropout_rate=self.dropout_rate,
             precision=matmul_precision(operands.value.dtype),
             interpret=self.device == "interpret",
@@ -238,7 +245,7 @@ class WidePass:
         psi: Array,
         operands: WideOperands,
         allowed: Allowed,
-        seed: Array | None,
+        seed: Array | Draw | None,
     ) -> dict[str, Array]:
         """What kernels read, by name."""
         assert isinstance(static.score, FeatureScore)
@@ -254,5 +261,6 @@ class WidePass:
         if operands.key_bias is not None:
             arrays["key_bias"] = pad(operands.key_bias.astype(jnp.float32) * LOG2_E, {2: S})
         if seed is not None:
-            arrays |= dict(seed=seed, first_row=jnp.zeros(1, jnp.int32))
+            words = seed.words if isinstance(seed, Draw) else seed
+            arrays |= dict(seed=words, first_row=first_rows(seed, static.B, static.N, self.axes.T))
         return arrays

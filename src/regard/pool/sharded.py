@@ -1,0 +1,310 @@
+"""Batch and heads on several devices: each pools its own share, and nothing is gathered.
+
+Examples and heads never mix in attention, but XLA cannot see that through a kernel or a loop over
+tiles, and would put whole arrays together on every device. `ShardedPass` tells it, by JAX's
+custom_partitioning. What remains to be sent is sums: gradients of what the devices have in common.
+On one device, and inside shard_map, a ShardedPass is the pass that it wraps.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from regard.dropout import Draw
+from regard.mask import Allowed
+from regard.pool.passes import DivisiblePass
+from regard.score.contract import Score
+from regard.shapes import Axes
+
+BATCH, HEADS, KEY_HEADS = "batch", "heads", "key heads"
+
+
+class Kinds(tuple[str | None, ...]):
+    """What each axis of an array counts: BATCH, HEADS (N), KEY_HEADS (K); None: anything else."""
+
+    @classmethod
+    def of(cls, first: Sequence[str | None], rank: int) -> "Kinds":
+        return cls((*first[:rank], *(None,) * (rank - len(first))))
+
+
+@dataclass(frozen=True)
+class ShardedPass:
+    """A pass over shares of the batch and the heads, wherever the compiler has put them."""
+
+    whole: DivisiblePass
+
+    def forward(
+        self, operands: Any, allowed: Allowed, seed: Array | None, active: Array | None
+    ) -> tuple[Array, Any]:
+        inputs = (operands, allowed, seed, active)
+        return _run(self.whole, "forward", inputs) if _may_shard() else self.whole.forward(*inputs)
+
+    def backward(
+        self,
+        operands: Any,
+        allowed: Allowed,
+        seed: Array | None,
+        active: Array | None,
+        results: tuple[Array, Array, Any],
+    ) -> Any:
+        inputs = (operands, allowed, seed, active, results)
+        if _may_shard():
+            return _run(self.whole, "backward", inputs)
+        return self.whole.backward(*inputs)
+
+
+def _may_shard() -> bool:
+    """Several devices, and the compiler says which has what: inside shard_map the caller does."""
+    return jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes
+
+
+def _run(whole: DivisiblePass, direction: str, inputs: tuple[Any, ...]) -> Any:
+    """whole.forward(*inputs) or whole.backward(*inputs), shared out."""
+    # Imported when first used: it is needed on several devices only.
+    from jax.experimental.custom_partitioning import custom_partitioning
+
+    leaves, flat = jax.tree.flatten(inputs)
+    structure: Any = flat
+    kinds = tuple(jax.tree.leaves(_kinds_of(whole.axes, inputs)))
+    form: list[Any] = []  # of the results, once traced
+
+    def alone(*leaves: Array) -> list[Array]:
+        results, found = jax.tree.flatten(getattr(whole, direction)(*structure.unflatten(leaves)))
+        form[:] = [found]
+        return results
+
+    def kinds_of_results(shapes: Sequence[tuple[int, ...]]) -> tuple[Kinds, ...]:
+        if direction == "backward":  # a cotangent for each of the operands
+            return kinds[: len(shapes)]
+        return tuple(Kinds.of((BATCH, HEADS), len(shape)) for shape in shapes)
+
+    def rule(mesh: Any, operands: Any, results: Any) -> Any:
+        shapes = [tuple(kind.shape) for kind in results]
+        return _rule(kinds, kinds_of_results(shapes))
+
+    def partition(mesh: Mesh, arguments: Any, results: Any) -> Any:
+        wanted = kinds_of_results([result.shape for result in results])
+        split = Split.of(whole.axes, mesh, kinds, arguments)
+
+        def lower(*leaves: Array) -> list[Array]:
+            # Here shares are whole arrays, whatever mesh the caller has set.
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                own = split.locate(structure.unflatten(split.take(kinds, leaves)))
+                part = whole.share(split.axes())
+                results = jax.tree.leaves(getattr(part, direction)(*own))
+                return [split.give(one, array) for one, array in zip(wanted, results, strict=True)]
+
+        places = [split.place(one) for one in wanted], tuple(split.place(one) for one in kinds)
+        return split.mesh, lower, *places
+
+    shared = custom_partitioning(jax.jit(alone))  # jitted, it may hold constants
+    shared.def_partition(partition, sharding_rule=rule)
+    results = _transformable(shared, alone)(*leaves)
+    return form[0].unflatten(results)
+
+
+def _transformable(shared: Callable, alone: Callable) -> Callable:
+    """`shared`, which knows neither vmap nor jvp; under these, `alone`."""
+
+    @jax.custom_batching.custom_vmap
+    def mapped(*leaves: Array) -> list[Array]:
+        return shared(*leaves)
+
+    @mapped.def_vmap
+    def _(size: int, is_mapped: Sequence[bool], *leaves: Array) -> tuple[list[Array], list[bool]]:
+        results = jax.vmap(alone, [0 if one else None for one in is_mapped])(*leaves)
+        return results, [True] * len(results)
+
+    @jax.custom_jvp
+    def pushed(*leaves: Array) -> list[Array]:
+        return mapped(*leaves)
+
+    @pushed.defjvp
+    def _(leaves: Any, tangents: Any) -> Any:
+        return jax.jvp(alone, leaves, tangents)
+
+    return pushed
+
+
+# ---------------------------------------------------------------------------------------------
+# What each axis of each array counts.
+
+
+def _kinds_of(axes: Axes, inputs: tuple[Any, ...]) -> list[Any]:
+    """The kinds of every leaf of (operands, allowed, seed, active[, results])."""
+    operands, allowed, seed, active, *results = inputs
+    nodes = jax.tree.leaves(operands, is_leaf=_is_score)
+    by_head, found = _parameters_by_head([node for node in nodes if _is_score(node)])
+    heads = {axes.K: KEY_HEADS, axes.N: HEADS} if found else {}
+
+    def by_shape(array: Array) -> Kinds:
+        """[B|1, N|K|1, ...]; an axis of 1 that broadcasts belongs to everyone."""
+        shape = jnp.shape(array)
+        first = BATCH if shape[:1] == (axes.B,) else None
+        return Kinds.of((first, *map(heads.get, shape[1:2])), len(shape))
+
+    def of_operand(node: Any) -> Any:
+        if not _is_score(node):
+            return by_shape(node)
+        return [
+            Kinds.of((HEADS,) if path[:1] in by_head else (), jnp.ndim(leaf))
+            for path, leaf in jax.tree_util.tree_leaves_with_path(node)
+        ]
+
+    return [
+        jax.tree.map(of_operand, operands, is_leaf=_is_score),
+        jax.tree.map(by_shape, (allowed.start, allowed.end)),
+        jax.tree.map(lambda ids: Kinds.of(by_shape(ids)[:1], 2), allowed.segment_ids),
+        jax.tree.map(by_shape, allowed.arrays),
+        jax.tree.map(lambda array: Kinds.of((), jnp.ndim(array)), (seed, active)),
+        jax.tree.map(by_shape, results),
+    ]
+
+
+def _is_score(node: Any) -> bool:
+    return isinstance(node, Score)
+
+
+def _parameters_by_head(scores: Sequence[Score]) -> tuple[set, bool]:
+    """Where scores keep parameters with an axis of heads, and whether all of these were found.
+
+    Heads cannot be divided where a score that a user registered himself hides such a parameter.
+    """
+    names = {name for score in scores for name in score.head_axes()}
+    paths = {(jax.tree_util.GetAttrKey(name),) for name in names}
+    leaves = [leaf for score in scores for leaf in jax.tree_util.tree_leaves_with_path(score)]
+    return paths, paths <= {path[:1] for path, _ in leaves}
+
+
+def _rule(operands: Sequence[Kinds], results: Sequence[Kinds]) -> Any:
+    """The same in Shardy's words: which axes belong together, and that the others stay whole."""
+    from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule
+
+    # Key heads go by a letter of their own. Tied to the heads, four shares of two key heads would
+    # ask for half of a mesh axis, which JAX cannot name; `Split` ties them where it can.
+    letters = {BATCH: "b", HEADS: "n", KEY_HEADS: "k"}
+    whole: list[str] = []
+
+    def mapping(kinds: Kinds) -> Any:
+        names = []
+        for kind in kinds:
+            if kind is None:
+                whole.append(f"w{len(whole)}")
+            names.append(whole[-1] if kind is None else letters[kind])
+        return ArrayMapping(*names)
+
+    mappings = [tuple(mapping(kinds) for kinds in side) for side in (operands, results)]
+    return SdyShardingRule(*mappings, need_replication_factors=tuple(whole))
+
+
+# ---------------------------------------------------------------------------------------------
+# Who has what.
+
+
+@dataclass(frozen=True)
+class Split:
+    """Shares of a problem: over which axes of a mesh its batch and its heads are divided.
+
+    Where there are more shares of heads than key heads, each share needs one key head: all of them
+    are everywhere then, and a share takes its own.
+    """
+
+    whole: Axes
+    mesh: Mesh
+    batch: tuple[str, ...]
+    heads: tuple[str, ...]
+
+    @classmethod
+    def of(cls, axes: Axes, mesh: Mesh, kinds: Sequence[Kinds], arguments: Any) -> "Split":
+        """As the arguments lie, as far as whole shares come out of it."""
+        if mesh.empty:  # nobody named any axis, so nothing is known to be divided
+            devices = sorted(arguments[0].sharding.device_set, key=lambda device: device.id)
+            return cls(axes, Mesh(np.array(devices), ("devices",)), (), ())
+
+        def found(kind: str) -> tuple[str, ...]:
+            for own, argument in zip(kinds, arguments, strict=True):
+                for at, name in zip(own, argument.sharding.spec, strict=False):
+                    if at == kind and name is not None:
+                        return (name,) if isinstance(name, str) else tuple(name)
+            return ()
+
+        batch = found(BATCH)
+        if axes.B % _size(mesh, batch):
+            batch = ()
+        heads = tuple(name for name in found(HEADS) or found(KEY_HEADS) if name not in batch)
+        shares = _size(mesh, heads)
+        if axes.N % shares or (axes.K % shares and shares % axes.K):
+            heads = ()
+        return cls(axes, mesh, batch, heads)
+
+    def axes(self) -> Axes:
+        """Of one share."""
+        whole, shares = self.whole, _size(self.mesh, self.heads)
+        batch = whole.B // _size(self.mesh, self.batch)
+        return replace(whole, B=batch, N=whole.N // shares, K=max(1, whole.K // shares))
+
+    def place(self, kinds: Kinds) -> NamedSharding:
+        """Where an array lies."""
+        axes = {BATCH: self.batch, HEADS: self.heads, KEY_HEADS: () if self._one else self.heads}
+        names = [axes.get(kind, ()) if kind else () for kind in kinds]
+        return NamedSharding(self.mesh, PartitionSpec(*(name or None for name in names)))
+
+    @property
+    def _one(self) -> bool:
+        """Whether a share has one key head of several that lie there."""
+        return self.whole.K % _size(self.mesh, self.heads) != 0
+
+    def _own_key_head(self) -> Array:
+        shares = _size(self.mesh, self.heads)
+        return lax.axis_index(self.heads) // (shares // self.whole.K)
+
+    # On one device -----------------------------------------------------------------------------
+
+    def take(self, kinds: Sequence[Kinds], leaves: Sequence[Array]) -> list[Array]:
+        """The share's own key head where several lie there."""
+        if not self._one:
+            return list(leaves)
+        own = self._own_key_head()
+        return [
+            lax.dynamic_slice_in_dim(leaf, own, 1, kind.index(KEY_HEADS))
+            if KEY_HEADS in kind
+            else leaf
+            for kind, leaf in zip(kinds, leaves, strict=True)
+        ]
+
+    def give(self, kinds: Kinds, array: Array) -> Array:
+        """A result; summed over the devices that have the same part of it in common."""
+        if self._one and KEY_HEADS in kinds:
+            axis = kinds.index(KEY_HEADS)
+            shape = array.shape[:axis] + (self.whole.K,) + array.shape[axis + 1 :]
+            array = lax.dynamic_update_slice_in_dim(
+                jnp.zeros(shape, array.dtype), array, self._own_key_head(), axis
+            )
+        divided = jax.tree.leaves(tuple(self.place(kinds).spec))
+        common = tuple(name for name in self.batch + self.heads if name not in divided)
+        return lax.psum(array, common) if common else array
+
+    def locate(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A pass's inputs; dropout's seed with the place of each head in the whole."""
+        operands, allowed, seed, *rest = inputs
+        if seed is not None:
+            own, N = self.axes(), self.whole.N
+            example = _index(self.batch) * own.B + jnp.arange(own.B, dtype=jnp.int32)
+            head = _index(self.heads) * own.N + jnp.arange(own.N, dtype=jnp.int32)
+            seed = Draw(seed, example[:, None] * N + head[None, :], None, 0, self.whole.T)
+        return operands, allowed, seed, *rest
+
+
+def _size(mesh: Mesh, names: tuple[str, ...]) -> int:
+    return math.prod(mesh.shape[name] for name in names)
+
+
+def _index(names: tuple[str, ...]) -> Array | int:
+    return lax.axis_index(names) if names else 0
