@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core doctest lint format bench images docs package clean
+.PHONY: help demo test test-core doctest lint format bench images docs package audit clean
 .DELETE_ON_ERROR:
 
 help: ## say what there is to make
@@ -64,7 +64,16 @@ docs: $(VENV)/.installed-docs ## the documentation site, into build/docs
 	@rm -rf build/docs
 	@NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "the documentation: build/docs/index.html"
-	@echo "(search needs a server: $(PYTHON) -m http.server --directory build/docs)"
+
+# There is no lock file: a library states bounds. This freezes what regard[all] installs today;
+# --strict, because an advisory database that cannot be reached must not read as no advisories.
+audit: ## look up everything that regard[all] installs in the advisory database
+	@rm -rf build/audit
+	@$(PYTHON) -m venv build/audit
+	@build/audit/bin/python -m pip install -qq '.[all]'
+	@build/audit/bin/python -m pip freeze --exclude regard > build/constraints.txt
+	@build/audit/bin/python -m pip install -qq pip-audit
+	@build/audit/bin/pip-audit --strict --no-deps --disable-pip -r build/constraints.txt
 
 clean: ## remove what was built and cached; the environments stay
 	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
