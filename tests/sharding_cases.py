@@ -209,6 +209,22 @@ def explicit():
     print("explicit / typed", flush=True)
 
 
+def transforms():
+    """Under vmap and jvp a pass is not divided, and the numbers are the same."""
+    x = draw(B, T, D)
+
+    def loss(query, key, implementation):
+        return jnp.sin(regard.attend(query, key, key, implementation=implementation)).sum()
+
+    def slopes(implementation):
+        slope = jax.grad(lambda *arrays: loss(*arrays, implementation), argnums=(0, 1))
+        _, curvature = jax.jvp(lambda query: slope(query, x)[0], (x,), (x,))
+        return jax.vmap(slope, (0, None))(x, x[0]), curvature
+
+    compare(slopes("blockwise"), slopes("reference"), "transforms")
+    print("transforms / vmap and jvp", flush=True)
+
+
 if __name__ == "__main__":
     assert jax.device_count() == 8, jax.devices()
     two_by_four = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -218,8 +234,8 @@ if __name__ == "__main__":
         if one == "lowered":
             lowers_for_a_gpu(two_by_four)
             continue
-        if one == "typed":
-            explicit()
+        if one in ("typed", "vmap and jvp"):
+            explicit() if one == "typed" else transforms()
             continue
         # On a CPU additive scores go by a quicker exact form; a GPU lifts them.
         lifts = "additive" in name and one == "pallas"

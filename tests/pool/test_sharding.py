@@ -21,6 +21,7 @@ RUNS = [
     "additive / pallas",
     "for a GPU / lowered",
     "explicit / typed",
+    "transforms / vmap and jvp",
 ]
 
 

@@ -48,6 +48,8 @@ class Layout:
         wide_features: whether the lift has an expansion.
         sizes: forced tile sizes.
         platform: of JAX.
+        together: a tile holds all examples. A loop over them would ask for those of one device
+            after those of another, where the compiler has divided the batch among devices.
     """
 
     axes: Axes
@@ -59,6 +61,7 @@ class Layout:
     wide_features: bool
     sizes: Tiling | None
     platform: str
+    together: bool = False
 
     @classmethod
     def of(
@@ -95,6 +98,8 @@ class Layout:
         sizes = self.sizes or default_tiling(
             axes, self.wide_features, self.width, not allowed.everything(), self.platform
         )
+        if self.together:
+            sizes = replace(sizes, block_b=axes.B)
         plan = TilePlan(
             axes=axes,
             tiling=_fit(sizes, axes),

@@ -76,6 +76,13 @@ class Ring:
             )
 
     @property
+    def has_company(self) -> bool:
+        """Whether the mesh has other axes, by which the compiler may divide the batch."""
+        return not self.inside and any(
+            size > 1 for name, size in self.mesh.shape.items() if name != self.axis
+        )
+
+    @property
     def inside(self) -> bool:
         """Whether the call is made inside a shard_map over this axis, on one device's share."""
         return self.axis in getattr(self.mesh, "manual_axes", ())

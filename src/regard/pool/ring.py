@@ -93,7 +93,7 @@ def ring(problem: Problem, over: Ring, sizes: Tiling | None, platform: str) -> t
     passes, operands = [], []
     for way in ways:
         layout = Layout.of(problem, way.scored, way.lift, sizes, platform)
-        layout = replace(layout, axes=shares.local_axes(axes))
+        layout = replace(layout, axes=shares.local_axes(axes), together=over.has_company)
         passes.append(RingPass(axes, shares, layout))
         operands.append(make_operands(problem, way.scored, way.lift))
     allowed = (shares.ranges(problem.allowed, axes),) * len(ways)
