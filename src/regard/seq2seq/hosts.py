@@ -163,7 +163,7 @@ def join(launch: Launch) -> Hosts:
         )
         raise ValueError(
             f"the processes could not meet, by what {launch.found_in} said: "
-            f"{str(error).splitlines()[0]}. Fix: {fix}."
+            f"{str(error).splitlines()[0].rstrip('.')}. Fix: {fix}."
         ) from error
     return Hosts(jax.process_count(), jax.process_index())
 

@@ -15,7 +15,7 @@ class Plan:
         steps_per_epoch: None where the batches do not say.
         max_steps: at most; None: no limit but the epochs.
         parameters: how many numbers the model has.
-        devices: how many share each batch.
+        devices: how many share the work.
         step: 0, or the step that a continued run goes on from.
     """
 

@@ -182,14 +182,18 @@ class _Run:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.state.params))
         steps = len(self.data) if isinstance(self.data, Sized) else None
         recipe, place = self.recipe, self.place
+        devices = len(self.parallel.devices)
         self.progress.started(
-            Plan(recipe.epochs, steps, recipe.max_steps, count, self.parallel.count, place.step)
+            Plan(recipe.epochs, steps, recipe.max_steps, count, devices, place.step)
         )
 
     def _build(self) -> None:
         """The initial state, and the programs, which are compiled when they are first run."""
         recipe = self.recipe
         self.graph, params = nnx.split(Model(self.config, rngs=nnx.Rngs(recipe.seed)))
+        if self.hosts.processes > 1:  # machines of two kinds may round a random number differently
+            drawn = self.hosts.first_arrays(lambda: to_named(params))
+            params = from_named(params, drawn, "process 0")
         moments = optimizer_of(recipe).init(params)
         self.state = self.parallel.place(TrainState(params, moments, jnp.array(True)))
         self.step = make_step(self.graph, recipe, self.parallel)
