@@ -44,8 +44,10 @@ TARGETS = {
         "src/regard/pool/blockwise.py",
         [
             ["tests/pool/test_every_backend.py", "-k", f"{CONTRACT} (everything or window)"],
+            ["tests/score/test_every_score.py", "-k", f"{CONTRACT} additive"],
             ["tests/pool/test_every_backend.py", "-k", f"{CONTRACT} (float64 or bias)"],
-            ["tests/test_dropout.py", "tests/test_attend.py"],
+            ["tests/test_summary.py"],
+            ["tests/test_dropout.py"],
         ],
     ),
 }
