@@ -29,6 +29,7 @@ RUNS = [
 def test_each_device_pools_its_own_share(runs):
     """In a process of its own: the number of devices cannot be changed later."""
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    flags += " --xla_backend_optimization_level=0"  # most of the time is compiling
     done = subprocess.run(
         [sys.executable, str(HERE / "sharding_cases.py"), *runs],
         capture_output=True,
