@@ -60,13 +60,14 @@ images: $(VENV)/.installed-dev ## the playground's screenshots, into docs/images
 	@PYTHONPATH=tests $(BIN)/python tests/playground/screenshots.py
 
 # The pages run their own code while they are built; one that fails, or a broken link, is an error.
+# (Not with --quiet: then --strict counts no warnings.)
 # Their programs are small: the compiler, told not to optimize, is done sooner than it saves.
 DOCS_XLA := --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
 
 docs: $(VENV)/.installed-docs ## the documentation site, into build/docs
 	@rm -rf build/docs
 	@NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu XLA_FLAGS='$(DOCS_XLA)' \
-	  $(BIN)/python -m mkdocs build --strict --quiet
+	  $(BIN)/python -m mkdocs build --strict
 	@echo "the documentation: build/docs/index.html"
 
 # There is no lock file: a library states bounds. This freezes what regard[all] installs today;
