@@ -51,7 +51,7 @@ def kinds(shape, rng):
     }
     for align in ("end", "start"):
         found[f"causal, {align}"] = {"causal": align}
-        for left, right in [(1, 2), (2, None), (-1, 1), (S + T, -1)]:
+        for left, right in [(1, 2), (2, None), (-1, 1), (1, -2), (S + T, -1)]:
             found[f"window {left} {right}, {align}"] = {"window": (left, right, align)}
     return found
 
@@ -84,6 +84,8 @@ def check(facts, shape):
     for got, expected in said:
         got = True if got is None else np.asarray(got)
         np.testing.assert_array_equal(np.broadcast_to(got, expected.shape), expected, str(facts))
+    for bound in (allowed.start, allowed.end):  # kernels count on it
+        assert bound is None or (int(bound.min()) >= 0 and int(bound.max()) <= axes.S)
     assert allowed.everything() == (allowed.dense(axes) is None)
     known = allowed.as_lengths_and_band()
     more = "segments" in facts or "boolean" in facts or allowed.facts.lens == "per query"
