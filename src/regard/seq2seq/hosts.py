@@ -139,6 +139,8 @@ def join(launch: Launch) -> Hosts:
     """
     # CPUs talk by Gloo; JAX may have been built with another default.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # Or JAX takes SIGTERM for a notice that someone will ask about, and the process lives on.
+    jax.config.update("jax_enable_preemption_service", False)
     where: dict[str, Any] = {}
     if launch.coordinator is not None:
         where = dict(
