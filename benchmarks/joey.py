@@ -337,7 +337,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--train-batches", type=int, default=4, help="in each round")
     parser.add_argument("--decode-batches", type=int, default=2, help="in each round")
-    parser.add_argument("--record", action="store_true", help="leave results/translator/joey-*.json")
+    parser.add_argument(
+        "--record", action="store_true", help="leave results/translator/joey-*.json"
+    )
     options = parser.parse_args()
     before = os.getloadavg()
     with tempfile.TemporaryDirectory() as folder:
