@@ -99,10 +99,11 @@ def regard_programs(work: dict[str, np.ndarray]) -> tuple[Programs, dict[str, ob
 
     from regard.seq2seq.batches import BUCKETS, Batch
     from regard.seq2seq.config import Config
+    from regard.seq2seq.devices import DataParallel
     from regard.seq2seq.model import Model
     from regard.seq2seq.recipe import Recipe
     from regard.seq2seq.search import SearchOptions, beam_search
-    from regard.seq2seq.train_step import DataParallel, TrainState, make_step, optimizer_of
+    from regard.seq2seq.train_step import TrainState, make_step, optimizer_of
 
     def batch_of(source: np.ndarray, target: np.ndarray) -> Batch:
         need = max(source.shape[1], target.shape[1])

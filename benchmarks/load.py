@@ -2,7 +2,7 @@
 
     python benchmarks/load.py                    200 clients for 60 s
     python benchmarks/load.py --soak 10          and then ten minutes, watching the memory
-    python benchmarks/load.py --json load.json   the numbers, to keep
+    python benchmarks/load.py --record           the numbers, to keep, in results/playground
 
 First every sentence is asked for alone, one request at a time: that is the speed to compare with,
 and the replies that the crowd's are compared with. Then all clients ask at once, as fast as they
@@ -13,8 +13,10 @@ import argparse
 import asyncio
 import collections
 import dataclasses
+import datetime
 import itertools
 import json
+import os
 import re
 import signal
 import statistics
@@ -240,6 +242,20 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def record(result: dict[str, Any], before: float) -> Path:
+    """Leaves the numbers with what they were measured on."""
+    from regard.bench.machine import describe_device, versions
+
+    today, device = datetime.date.today().isoformat(), describe_device()
+    found = {name: number for name, number in versions().items() if number is not None}
+    told = {"date": today, "device": device, "versions": found, "load_before": before, **result}
+    name = f"load-{device['cores']}-cores-{today}.json"
+    target = Path(__file__).parent / "results/playground" / name
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    return target
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -252,8 +268,9 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=400, help="distinct ones")
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--soak", type=float, default=0, metavar="MINUTES")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the numbers")
+    parser.add_argument("--record", action="store_true", help="leave results/playground/*.json")
     options = parser.parse_args()
+    before = os.getloadavg()[0]
     server, port = start(options.model)
     try:
         seconds = asyncio.run(ready(port))
@@ -263,8 +280,8 @@ def main() -> None:
         server.send_signal(signal.SIGINT)
         server.wait(60)
     print(table(result))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if options.record:
+        say(f"wrote {record(result, before)}")
     if result["together"]["mixed_up"] or result["together"]["lost"]:
         raise SystemExit("a reply was lost or mixed up: see the table.")
 

@@ -77,7 +77,7 @@ def _label(axes: Any, rows: Any, columns: Any, top: bool) -> None:
 def _write_numbers(axes: Any, weights: Any, low: float, high: float) -> None:
     for row, line in enumerate(weights):
         for column, weight in enumerate(line):
-            if weight != 0:
+            if abs(weight) >= 0.005:  # "0.00" says nothing that white does not
                 color = "white" if (weight - low) / (high - low) > 0.6 else "black"
                 text = f"{weight:.2f}"
                 axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
