@@ -384,7 +384,7 @@ def test_weights_are_wanted_or_not_the_readouts_are_the_same():
         (dict(decoder=0), "decoder must be at least 1. Got 0"),
         (dict(source_vocab=4), "source_vocab must count at least pad, unk, bos, eos and one"),
         (dict(attention="dots"), "attention must be one of 'additive', 'dot'"),
-        (dict(output_dropout=1.0), r"output_dropout must be in \[0, 1\). Got 1.0"),
+        (dict(output_dropout=1.0), r"output_dropout must be a number in \[0, 1\). Got 1.0"),
         (dict(attention="dot", decoder=10), "Got decoder 10, encoder 4. Fix: decoder=8"),
         (
             dict(tie="all", source_vocab=10),
