@@ -32,7 +32,7 @@ test: $(VENV)/.installed-dev ## every test and every docstring example
 	@$(BIN)/python -m pytest -n 2 -q $(PYTEST) tests
 	@$(MAKE) --no-print-directory doctest
 
-NOT_CORE := bench cli modules peers d2l playground show seq2seq test_docs.py
+NOT_CORE := bench cli modules peers d2l playground show seq2seq test_docs.py test_examples.py
 
 test-core: $(VENV)/.installed-dev ## the core alone: without modules, benchmark and other libraries
 	@$(BIN)/python -m pytest -n 2 -q $(NOT_CORE:%=--ignore=tests/%) $(PYTEST) tests

@@ -68,7 +68,9 @@ def _playground(folder: Path | None, hosts: Collection[str] | None) -> "Playgrou
     from regard.cli.compile_cache import keep_compiled_programs
     from regard.playground.server import Playground
     from regard.playground.warming import planes, steps
+    from regard.seq2seq.host_memory import give_back_freed_memory
 
+    give_back_freed_memory()  # a server runs for days
     keep_compiled_programs()  # so that the next start is quick
     try:
         from regard.seq2seq.translator import Translator
