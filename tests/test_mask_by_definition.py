@@ -5,7 +5,6 @@ seen, the queries that see, and what is known of a mask before any data are all 
 oracle's loop over pairs.
 """
 
-import functools
 import itertools
 
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ import pytest
 
 import oracle
 import regard
+from problem import as_arguments
 from regard.mask import Band, MaskFacts, resolve
 from regard.shapes import Axes
 
@@ -57,19 +57,7 @@ def kinds(shape, rng):
 
 
 def as_mask(facts):
-    masks = []
-    if "valid_lens" in facts:
-        masks.append(regard.Mask.lengths(jnp.asarray(facts["valid_lens"])))
-    if "causal" in facts:
-        masks.append(regard.Mask.causal(align=facts["causal"]))
-    if "window" in facts:
-        left, right, align = facts["window"]
-        masks.append(regard.Mask.window(left, right, align=align))
-    if "segments" in facts:
-        masks.append(regard.Mask.segments(*map(jnp.asarray, facts["segments"])))
-    if "boolean" in facts:
-        masks.append(regard.Mask.boolean(jnp.asarray(facts["boolean"])))
-    return functools.reduce(lambda one, other: one & other, masks) if masks else None
+    return as_arguments({**facts, "as_mask": "valid_lens" in facts})["mask"]
 
 
 def check(facts, shape):

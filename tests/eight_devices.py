@@ -1,0 +1,25 @@
+"""Scripts of this folder on eight virtual devices.
+
+Each in a process of its own: the number of devices cannot be changed later.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+DEVICES = "--xla_force_host_platform_device_count=8"
+
+
+def lines_of(script: str, names: list[str], *flags: str) -> list[str]:
+    """What `python tests/SCRIPT NAMES...` prints; that it fails is an error which shows it all."""
+    flags = (os.environ.get("XLA_FLAGS", ""), DEVICES, *flags)
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve().parent / script), *names],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        env={**os.environ, "XLA_FLAGS": " ".join(flags), "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done.stdout.splitlines()
