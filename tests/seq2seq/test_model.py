@@ -16,6 +16,7 @@ import oracle
 from regard.seq2seq.config import Config
 from regard.seq2seq.cross_entropy import cross_entropy
 from regard.seq2seq.dropout import drop
+from regard.seq2seq.explaining import explain_words
 from regard.seq2seq.recurrence import unroll
 from seq2seq.tiny import (  # noqa: F401, a fixture
     CONFIG,
@@ -31,6 +32,8 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 # ---------------------------------------------------------------------------------------------
 # The same in NumPy.
+
+FIXED = "deep lstm, fixed"
 
 
 def sigmoid(x):
@@ -84,23 +87,21 @@ def weights_numpy(config, p, query, annotations):
     return weights / weights.sum()
 
 
-def run_numpy(model, source, target_in):
-    """logits [T, V] and weights [T, S] of one sentence without padding."""
+def run_numpy(model, source, target_in, target_out=None):
+    """logits [T, V] and weights [T, S] of one sentence without padding; and, if it is told what was
+    written, how much of it each source token explains, [T, S].
+    """
     config = model.config
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(model)))
     annotations, last = encode_numpy(config, p, source)
     d = p["decoder"]
     first = np.tanh(linear(d["initial"], annotations.mean(0)))
     state = [(first, np.zeros_like(first)) for _ in range(config.decoder_layers)]
-    logits, looks = [], []
-    for token in target_in:
-        y = p["target_embedding"][token]
-        weights, context = np.zeros(len(source)), last
-        if config.attention != "none":
-            learned = d.get("attention", {}).get("score", {})
-            weights = weights_numpy(config, learned, state[-1][0], annotations)
-            context = weights @ annotations
-        x = linear(d["input"], y) + linear(d["context"], context)
+    logits, looks, explained = [], [], []
+
+    def write(y, context, state):
+        """The state after a step with this context, and the logits."""
+        x, state = linear(d["input"], y) + linear(d["context"], context), list(state)
         for layer in range(config.decoder_layers):
             if layer:
                 x = linear(d["upper"][layer - 1], state[layer - 1][0])
@@ -112,9 +113,29 @@ def run_numpy(model, source, target_in):
             + linear(d["from_context"], context)
         )
         table = p["output_embedding" if config.tie == "none" else "target_embedding"]
-        logits.append(table @ readout + p["output_bias"])
+        return state, table @ readout + p["output_bias"]
+
+    for step, token in enumerate(target_in):
+        y = p["target_embedding"][token]
+        weights, context = np.zeros(len(source)), last
+        if config.attention != "none":
+            learned = d.get("attention", {}).get("score", {})
+            query = state[-1][0]
+            if config.query_token:
+                query = query + linear(d["query_token"], y)
+            weights = weights_numpy(config, learned, query, annotations)
+            context = weights @ annotations
+        if target_out is not None:
+            alone = np.array([write(y, annotation, state)[1] for annotation in annotations])
+            alone = np.exp(alone) / np.exp(alone).sum(-1, keepdims=True)  # [S, V]
+            joint = weights * alone[:, target_out[step]]
+            explained.append(joint / joint.sum())
+        state, written = write(y, context, state)
+        logits.append(written)
         looks.append(weights)
-    return np.array(logits), np.array(looks)
+    if target_out is None:
+        return np.array(logits), np.array(looks)
+    return np.array(logits), np.array(looks), np.array(explained)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -156,7 +177,26 @@ def test_the_model_is_its_definition(name):
         assert np.isfinite(logits).all()
 
 
-@pytest.mark.parametrize("name", ["additive", "gaussian", "deep lstm, fixed"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in ("none", FIXED)])
+def test_what_explains_a_word_is_bayes_rule(name):
+    model = random_model(CONFIGS[name])
+    found = explain_words(model, BATCH.source, BATCH.source_lens, BATCH.target_in, BATCH.target_out)
+    for row in range(BATCH.source.shape[0] - 1):
+        S, T = BATCH.source_lens[row], BATCH.target_lens[row]
+        given = (BATCH.source[row, :S], BATCH.target_in[row, :T], BATCH.target_out[row, :T])
+        *_, expected = run_numpy(model, *given)
+        np.testing.assert_allclose(found[row, :T, :S], expected, atol=2e-5)
+        np.testing.assert_array_equal(found[row, :, S:], 0)
+    np.testing.assert_array_equal(found[-1], 0)  # a row of padding
+
+
+def test_without_attention_nothing_explains():
+    model = random_model(CONFIGS["none"])
+    found = explain_words(model, BATCH.source, BATCH.source_lens, BATCH.target_in, BATCH.target_out)
+    np.testing.assert_array_equal(found, 0)
+
+
+@pytest.mark.parametrize("name", ["additive", "gaussian", FIXED, "asks with the token"])
 def test_every_parameter_matters(name):
     """The twin of the test above: a parameter that nobody read would pass it."""
     _, grads = gradient(random_model(CONFIGS[name]), BATCH)

@@ -72,9 +72,10 @@ def test_what_was_learned_comes_out_in_text_and_links():
     given = [(words, words[::-1]) for words in sources]
     errors = {
         look: alignment_error([one.links() for one in translator.align(given, look=look)], gold).aer
-        for look in ("writing", "reading")
+        for look in ("writing", "reading", "explaining")
     }
     assert errors["writing"] < 15
+    assert errors["explaining"] < 5  # it has seen the word
     assert errors["reading"] > 50
 
 
@@ -261,7 +262,7 @@ def test_align_looks_as_forced_decoding_does(translator, look, shift):
         np.testing.assert_allclose(one.weights, expected, atol=1e-5)
     other = translator.align(pairs, look="reading" if look == "writing" else "writing")
     assert np.abs(other[0].weights - found[0].weights).max() > 1e-3
-    with pytest.raises(ValueError, match=r"\"writing\" or \"reading\". Got 'both'"):
+    with pytest.raises(ValueError, match=r"one of writing, reading, explaining. Got 'both'"):
         translator.align(pairs, look="both")
 
 

@@ -32,6 +32,10 @@ CONFIG = Config(
 # Every attention, and each other choice once.
 CONFIGS = {
     **{attention: dataclasses.replace(CONFIG, attention=attention) for attention in ATTENTIONS},
+    "asks with the token": dataclasses.replace(CONFIG, query_token=True),
+    "bilinear, asks with the token": dataclasses.replace(
+        CONFIG, attention="bilinear", query_token=True
+    ),
     "lstm, tied": dataclasses.replace(CONFIG, cell="lstm", tie="all"),
     "deep": dataclasses.replace(CONFIG, encoder_layers=2, decoder_layers=3, tie="none"),
     "deep lstm, fixed": dataclasses.replace(

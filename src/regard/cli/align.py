@@ -1,5 +1,7 @@
 """`regard align`: which word translates which, by where a model looks while it writes.
 
+By default (--look explaining) also by how likely each source word alone makes what was written.
+
 Links come out as Pharaoh's `i-j`, a line per pair, source word i and target word j counted from 0.
 """
 
@@ -22,7 +24,13 @@ if TYPE_CHECKING:
     from regard.seq2seq.corpus import Pair
     from regard.seq2seq.translator import Look, Translator
 
-LOOKS: tuple["Look", ...] = ("writing", "reading")
+
+class LookOf(enum.StrEnum):
+    """What speaks for a target word, see `Translator.align`."""
+
+    explaining = "explaining"
+    writing = "writing"
+    reading = "reading"
 
 
 class Symmetrize(enum.StrEnum):
@@ -52,13 +60,14 @@ def command(
             "--reverse-model.",
         ),
     ] = None,
-    shift: Annotated[
-        bool,
+    look: Annotated[
+        LookOf,
         typer.Option(
-            "--shift/--no-shift",
-            help="Take the look of the step that reads a word, one after the step that writes it.",
+            "--look",
+            help="What speaks for a word: the look that wrote it, the one of the next step, which "
+            "has read it, or the first and how well each source word explains it.",
         ),
-    ] = False,
+    ] = LookOf.explaining,
     threshold: Annotated[
         float, typer.Option("--threshold", min=0.0, max=1.0, help="No link that is not heavier.")
     ] = 0.0,
@@ -86,8 +95,7 @@ def command(
         folders = [model] if reverse_model is None else [model, reverse_model]
         translators = [load_translator(folder, no_cache) for folder in folders]
         wait.says("aligning", corpus.report.kept)
-        look = LOOKS[shift]
-        looks = LOOKS if answers is not None else (look,)
+        looks = tuple(LookOf) if answers is not None else (look,)
         kept: dict[tuple[str, str], list[frozenset[Link]]] = {}
         for pairs in in_chunks(iter(corpus)):
             with wait.chunk(len(pairs)):
@@ -95,7 +103,7 @@ def command(
                     (one, way): links
                     for one in looks
                     for way, links in _links(
-                        translators, pairs, one, threshold, tokenized, wait
+                        translators, pairs, one.value, threshold, tokenized, wait
                     ).items()
                 }
             with wait.aside():
@@ -177,7 +185,6 @@ def _print_errors(
     for name in ("AER", "precision", "recall"):
         table.add_column(name, justify="right")
     for (look, way), score in scores.items():
-        said = "writing" if look == "writing" else "reading (--shift)"
         numbers = (f"{number:.1f}" for number in (score.aer, score.precision, score.recall))
-        table.add_row(said, way, *numbers, style="bold" if score.aer == best else "")
+        table.add_row(look, way, *numbers, style="bold" if score.aer == best else "")
     Console(stderr=True, highlight=False).print(table)

@@ -39,6 +39,8 @@ class Config:
             is the encoder's last states, the same at every step. Dot and Gaussian compare states
             as they are, so they need decoder = 2 · encoder.
         attention_width: the additive score's hidden width h; None: the decoder's width.
+        query_token: ask with the token written last besides the state, s + W y. Bahdanau's query,
+            the state alone, does not know it yet; the decoders that came after his do.
         tie: "none"; "target": the target embedding is also the output layer's kernel; "all": the
             source embedding too (one joint vocabulary).
         embedding_dropout: on the source embeddings. This one and the next two are where LIUM's
@@ -61,6 +63,7 @@ class Config:
     cell: str = "gru"
     attention: str = "additive"
     attention_width: int | None = None
+    query_token: bool = False
     tie: str = "target"
     embedding_dropout: float = 0.3
     annotation_dropout: float = 0.5
@@ -71,6 +74,8 @@ class Config:
 
     def __post_init__(self) -> None:
         # A file may have anything in it: kinds first, so that what follows can compare.
+        if type(self.query_token) is not bool:
+            raise ValueError(f"query_token must be true or false. Got {self.query_token!r}.")
         sizes = ("source_vocab", "target_vocab", "embedding", "encoder", "decoder")
         for name in (*sizes, "encoder_layers", "decoder_layers", "attention_width"):
             size = getattr(self, name)

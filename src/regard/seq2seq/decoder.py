@@ -4,9 +4,10 @@
     s_t = GRU([y_{t−1}; c_t], s_{t−1})
     o_t = tanh(W_s s_t + W_y y_{t−1} + W_c c_t)      deep output; the vocabulary is model.py's
 
-Bahdanau et al. 2015, appendix A.2, with tanh for its maxout, as LIUM's nmtpy has it. Training
-knows every y in advance, so their products are made before the loop and the deep output after it;
-`_step` is what remains, and search takes the same one.
+Bahdanau et al. 2015, appendix A.2, with tanh for its maxout, as LIUM's nmtpy has it. With
+`query_token` it asks with s_{t−1} + W y_{t−1} instead, since s_{t−1} has not read that token yet.
+Training knows every y in advance, so their products are made before the loop and the deep output
+after it; `_step` is what remains, and search takes the same one.
 """
 
 import functools
@@ -31,7 +32,8 @@ class Decoder(nnx.Module):
     """Memory and embedded target tokens to readouts, of which the vocabulary is asked.
 
     Parameters: `initial`, the first state from the mean annotation; `attention`; `input` and
-    `context`, the first layer's products with y and c; `recurrent_kernels`, one per layer; `upper`,
+    `context`, the first layer's products with y and c; `query_token`, the query's with y, where the
+    config has it; `recurrent_kernels`, one per layer; `upper`,
     the higher layers' inputs; `from_state`, `from_embedding`, `from_context`, the deep output.
 
     Args:
@@ -46,6 +48,9 @@ class Decoder(nnx.Module):
         attends = config.attention != "none"
         self.initial = Linear(A, D, dtype=dtype, rngs=rngs)
         self.attention = nnx.data(Attention(config, rngs=rngs) if attends else None)
+        asks = attends and config.query_token
+        query = Linear(E, D, use_bias=False, dtype=dtype, rngs=rngs) if asks else None
+        self.query_token = nnx.data(query)
         self.input = Linear(E, gates * D, dtype=dtype, rngs=rngs)
         self.context = Linear(A, gates * D, use_bias=False, dtype=dtype, rngs=rngs)
         kernels = [orthogonal_gates(rngs.params(), D, gates) for _ in range(config.decoder_layers)]
@@ -123,12 +128,35 @@ class Decoder(nnx.Module):
         state, (hidden, context, weights) = _step(cell, True, times, shared, state, x)
         return state, self._readout(memory, hidden, embedded, context), cast(Array, weights)
 
-    def _inputs(self, memory: Memory, embedded: Array) -> Array:
-        """[..., B, T, embedding] -> [..., B, T, gates · decoder]: all that no state enters."""
+    def alone(self, memory: Memory, state: State, embedded: Array) -> Array:
+        """The readouts if a single annotation were all of the context, for each of them.
+
+        Args:
+            memory: of `remember`, of a decoder that attends.
+            state: [B, 1, decoder] for each layer.
+            embedded: [B, 1, embedding], the previous token.
+
+        Returns:
+            [B, S, embedding].
+        """
+        times = functools.partial(multiply, self._kernels())
+        cell, contexts = cell_named(self.config.cell), memory.annotations.astype(jnp.float32)
+        S = contexts.shape[1]
+        x, _ = self._inputs(memory, embedded)
+        each, embedded = jax.tree.map(lambda part: jnp.repeat(part, S, axis=1), (state, embedded))
+        states = _advance(
+            cell, times, self._between(memory, None), each, x + times("context", contexts)
+        )
+        return self._readout(memory, cell.output(states[-1]), embedded, contexts)
+
+    def _inputs(self, memory: Memory, embedded: Array) -> tuple[Array, Array | None]:
+        """All that no state enters: [..., B, T, embedding] -> the first layer's input
+        [..., B, T, gates · decoder], and the token's part of the query [..., B, T, decoder].
+        """
         x = self.input(embedded)
         if self.attention is None:  # the context is always the same, and so is its product
             x = _add(x, self.context(memory.summary)[:, None])
-        return x
+        return x, None if self.query_token is None else self.query_token(embedded)
 
     def _kernels(self) -> dict[str, Array]:
         """The kernels of the products that have to be in the loop."""
@@ -167,17 +195,25 @@ class Decoder(nnx.Module):
 
 
 def _step(
-    cell: Cell, return_weights: bool, times: Times, shared: Any, state: State, x: Array
+    cell: Cell, return_weights: bool, times: Times, shared: Any, state: State, inputs: Any
 ) -> tuple[State, tuple[Array, Array | None, Array | None]]:
     """Looks, then advances every layer. Returns the state and (hidden, context, weights)."""
-    memory, between = shared
+    (memory, between), (x, asked) = shared, inputs
     context, weights = None, None
     if memory.kind != "none":
-        context, weights = look(times, memory, cell.output(state[-1]), return_weights)
+        query = cell.output(state[-1])
+        query = query if asked is None else query + asked
+        context, weights = look(times, memory, query, return_weights)
         x = x + times("context", context)
     elif return_weights:  # it looks nowhere
         B, S = memory.annotations.shape[:2]
         weights = jnp.zeros((B, x.shape[1], S), jnp.float32)
+    states = _advance(cell, times, between, state, x)
+    return states, (cell.output(states[-1]), context, weights)
+
+
+def _advance(cell: Cell, times: Times, between: Any, state: State, x: Array) -> State:
+    """Every layer one token further; x is the first one's input."""
     states: list[Any] = []
     for layer, old in enumerate(state):
         if layer:
@@ -185,7 +221,7 @@ def _step(
             x = _add(times(f"input {layer}", cell.output(states[-1]) * kept), bias)
         recurrent = times(f"recurrent {layer}", cell.output(old))
         states.append(cell.advance(x, recurrent, old))
-    return tuple(states), (cell.output(states[-1]), context, weights)
+    return tuple(states)
 
 
 def _add(total: Array, part: Array) -> Array:

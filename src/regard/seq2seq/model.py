@@ -143,6 +143,20 @@ class Model(nnx.Module):
         """
         return self.decoder.step(memory, state, _embed(self.target_embedding, tokens))
 
+    def alone(self, memory: Memory, state: State, tokens: Array) -> Array:
+        """What would come next if a single source token were all there is to look at.
+
+        Args:
+            memory: of `encode`, of a model that attends.
+            state: of `start` or of `step`, for one hypothesis per sentence.
+            tokens: [B, 1], the previous token.
+
+        Returns:
+            The logits [B, S, target_vocab].
+        """
+        embedded = _embed(self.target_embedding, tokens)
+        return self.logits(self.decoder.alone(memory, state, embedded))
+
     @property
     def output_kernel(self) -> Array:
         """The output embedding, [target_vocab, embedding]."""

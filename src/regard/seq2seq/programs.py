@@ -13,14 +13,11 @@ import jax
 from flax import nnx
 from jax import Array
 
+from regard.seq2seq.compiler_options import hurried, usual
+from regard.seq2seq.explaining import explain_words
 from regard.seq2seq.hypotheses import Hypotheses, SearchOptions
 from regard.seq2seq.model import Model
 from regard.seq2seq.search import beam_search, force, greedy
-
-# The first that this jaxlib knows is taken. The old emitters compile thrice as fast; XLA of JAX
-# 0.12 has no longer got them.
-_PLAIN = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-_HURRIES: tuple[dict[str, Any], ...] = ({**_PLAIN, "xla_cpu_use_fusion_emitters": False}, _PLAIN)
 
 
 def search(
@@ -51,6 +48,20 @@ def looks(
     return _looks(hurry)(graph, params, source, source_lens, target_in)
 
 
+def explained(
+    model: Model,
+    source: Array,
+    source_lens: Array,
+    target_in: Array,
+    target_out: Array,
+    *,
+    hurry: bool,
+) -> Array:
+    """`explain_words`, with hurry as in `search`."""
+    graph, params = nnx.split(model)
+    return _explained(hurry)(graph, params, source, source_lens, target_in, target_out)
+
+
 @functools.cache
 def _search(options: SearchOptions, n_best: int, hurry: bool) -> Any:
     def program(graph: Any, params: Any, source: Array, lens: Array) -> Hypotheses:
@@ -70,19 +81,14 @@ def _looks(hurry: bool) -> Any:
     return _compiled(program, hurry)
 
 
-def _compiled(program: Any, hurry: bool) -> Any:
-    return jax.jit(program, static_argnums=0, compiler_options=_hurried() if hurry else None)
-
-
 @functools.cache
-def _hurried() -> dict[str, Any] | None:
-    """What to tell the compiler of this machine, tried out on next to nothing."""
-    if jax.default_backend() != "cpu":
-        return None
-    for options in _HURRIES:
-        try:
-            jax.jit(lambda x: x + x, compiler_options=options)(0.0)
-        except jax.errors.JaxRuntimeError:  # no such option in this version
-            continue
-        return options
-    return None
+def _explained(hurry: bool) -> Any:
+    def program(graph: Any, params: Any, *arrays: Array) -> Array:
+        return explain_words(nnx.merge(graph, params), *arrays)
+
+    return _compiled(program, hurry)
+
+
+def _compiled(program: Any, hurry: bool) -> Any:
+    options = hurried() if hurry else usual()
+    return jax.jit(program, static_argnums=0, compiler_options=options)

@@ -22,6 +22,7 @@ except ModuleNotFoundError as _error:
         'Install it with: pip install "regard[translate]"'
     ) from _error
 
+from regard.seq2seq.compiler_options import usual
 from regard.seq2seq.devices import DataParallel
 from regard.seq2seq.recipe import Recipe
 
@@ -108,4 +109,4 @@ def make_step(graph: Any, recipe: Recipe, parallel: DataParallel) -> Step:
         measured = Measured(loss, nll, count, norm, healthy)
         return parallel.keep(TrainState(params, moments, healthy)), measured
 
-    return jax.jit(step, donate_argnums=0)
+    return jax.jit(step, donate_argnums=0, compiler_options=usual())

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from regard.seq2seq import programs
 from regard.seq2seq.checkpoints import Checkpoint
 from regard.seq2seq.config import Config
 from regard.seq2seq.devices import DataParallel
@@ -35,7 +36,7 @@ from regard.seq2seq.named_arrays import from_named, to_named
 from regard.seq2seq.non_finite import NonFiniteError, cause_of
 from regard.seq2seq.progress import Plan, Progress, Sample, StepReport, ValidationReport
 from regard.seq2seq.recipe import Recipe
-from regard.seq2seq.search import SearchOptions, beam_search
+from regard.seq2seq.search import SearchOptions
 from regard.seq2seq.shared_folder import SharedFolder
 from regard.seq2seq.train_step import Measured, TrainState, make_step, optimizer_of
 from regard.seq2seq.validation import Validation, Validator, ids_of
@@ -386,8 +387,8 @@ class _Run:
         batch = cast(Validator, self.validator).first()
         model = nnx.merge(self.graph, params)
         one = slice(0, 1)
-        found = beam_search(
-            model, batch.source[one], batch.source_lens[one], SearchOptions(), n_best=1
+        found = programs.search(
+            model, batch.source[one], batch.source_lens[one], SearchOptions(), 1, hurry=True
         )
         S, T = int(batch.source_lens[0]), int(batch.target_lens[0])
         hypothesis = ids_of(found)[0]

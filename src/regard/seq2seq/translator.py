@@ -6,11 +6,12 @@ is in few_shapes.py, where long ones are cut in sentences.py, the search itself 
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from regard.seq2seq import programs
 from regard.seq2seq.alignment import word_weights
@@ -29,7 +30,7 @@ from regard.seq2seq.words import split_words
 
 # How much is done, and of how much.
 Progress = Callable[[int, int], None]
-Look = Literal["writing", "reading"]
+Look = Literal["writing", "reading", "explaining"]
 Text = str | Sequence[str]
 
 HURRY = 128  # up to so many sentences at a time, compiling well takes longer than it saves
@@ -166,17 +167,19 @@ class Translator:
 
         Args:
             pairs: (source, target); each a text, or words that are split already.
-            look: which look speaks for a target word: "writing", the one with which it was
-                written; "reading", the one of the next step, when it has been read. The first is
-                Bahdanau's own; for some models the second points better (Chen et al. 2020).
+            look: what speaks for a target word: "writing", the look with which it was written;
+                "reading", that of the next step, when it has been read; "explaining", the first
+                and how likely each source word alone would have made it (`explaining.py`). The
+                first is Bahdanau's own; the second points better for some models (Chen et al.
+                2020); the third knows the word, and is the one to align words with.
             batch_tokens, progress: as for `translate`.
 
         Returns:
             An alignment for each pair, in their order. A pair may be of any length: the parts of
             one that is cut would not know of each other.
         """
-        if look not in ("writing", "reading"):
-            raise ValueError(f'look is "writing" or "reading". Got {look!r}.')
+        if look not in get_args(Look):
+            raise ValueError(f"look is one of {', '.join(get_args(Look))}. Got {look!r}.")
         pairs = list(pairs)
         sources = self.tokenizers.source.encode_batch(source for source, _ in pairs)
         targets = self.tokenizers.target.encode_batch(target for _, target in pairs)
@@ -185,14 +188,14 @@ class Translator:
         wanted = [i for i, (source, target) in enumerate(both) if source.ids and target.ids]
         lengths = [max(len(both[i][0].ids), len(both[i][1].ids)) + 1 for i in wanted]
         done, hurry = 0, len(wanted) <= HURRY
-        kind = ("align", hurry)
+        kind = ("align", look == "explaining", hurry)
         known = self._known(kind)
-        for group in groups(lengths, tokens=batch_tokens or _batch_tokens(), known=known):
+        tokens = batch_tokens or _batch_tokens() // (8 if look == "explaining" else 1)
+        for group in groups(lengths, tokens=max(tokens, 256), known=known):
             members = [wanted[i] for i in group.members]
             examples = [(both[i][0].ids, both[i][1].ids) for i in members]
             batch = Batch.of(examples, rows=group.rows, width=group.width)
-            given = map(jnp.asarray, (batch.source, batch.source_lens, batch.target_in))
-            looks = np.asarray(programs.looks(self.model, *given, hurry=hurry))  # [B, T, S]
+            looks = np.asarray(self._looks(batch, look, hurry))  # [B, T, S]
             self._compiled.add((kind, group.rows, group.width))
             for row, i in enumerate(members):
                 found[i] = _aligned(*both[i], looks[row], look)
@@ -200,6 +203,15 @@ class Translator:
             if progress is not None:
                 progress(done, len(wanted))
         return found
+
+    def _looks(self, batch: Batch, look: Look, hurry: bool) -> Array:
+        source, lens, before, written = (
+            jnp.asarray(array)
+            for array in (batch.source, batch.source_lens, batch.target_in, batch.target_out)
+        )
+        if look == "explaining":
+            return programs.explained(self.model, source, lens, before, written, hurry=hurry)
+        return programs.looks(self.model, source, lens, before, hurry=hurry)
 
     def _known(self, kind: object) -> set[tuple[int, int]]:
         """The shapes that a program is compiled for; a server compiles in another thread."""
@@ -255,7 +267,7 @@ def _aligned(source: Encoded, target: Encoded, looks: np.ndarray, look: Look) ->
     weights = np.zeros((0, 0))
     if source.ids and target.ids and looks.size:
         words = source.word_of_token, target.word_of_token
-        weights = word_weights(looks, *words, shift=0 if look == "writing" else 1)
+        weights = word_weights(looks, *words, shift=1 if look == "reading" else 0)
     weights = padded(weights, len(target.words), len(source.words))
     return Alignment(source.words, target.words, weights)
 

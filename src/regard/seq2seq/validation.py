@@ -8,10 +8,12 @@ import jax
 import numpy as np
 from flax import nnx
 
+from regard.seq2seq import programs
+from regard.seq2seq.compiler_options import usual
 from regard.seq2seq.devices import DataParallel
 from regard.seq2seq.hosts import Hosts
 from regard.seq2seq.model import Model
-from regard.seq2seq.search import Hypotheses, SearchOptions, beam_search, greedy
+from regard.seq2seq.search import Hypotheses, SearchOptions
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,7 @@ def _translate(
 ) -> list[list[int]]:
     found: list[tuple[int, list[int]]] = []
     for indices, batch in indexed:
-        if search.beam == 1:
-            best = greedy(model, batch.source, batch.source_lens, search)
-        else:
-            best = beam_search(model, batch.source, batch.source_lens, search, n_best=1)
+        best = programs.search(model, batch.source, batch.source_lens, search, 1, hurry=False)
         found += [
             (int(index), ids)
             for index, ids in zip(indices, ids_of(best), strict=True)
@@ -92,7 +91,7 @@ class Validator:
             _, nll, count = nnx.merge(graph, params).loss(batch)
             return nll, count
 
-        self._sums = jax.jit(parallel.over_rows(sums))
+        self._sums = jax.jit(parallel.over_rows(sums), compiler_options=usual())
 
     def __call__(self, params: Any) -> tuple[float, float | None]:
         """−log p per token, and BLEU or None."""
