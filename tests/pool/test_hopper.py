@@ -17,6 +17,7 @@ from cases import DTYPES
 from problem import assert_close, rounded
 from regard.mask import Mask, resolve
 from regard.pool.pallas import MOSAIC_SINCE
+from regard.pool.wide_kernel import wide_pass
 from regard.pool.wide_kernel.bounds import Ranges, key_bounds
 from regard.pool.wide_kernel.wide_pass import WideOperands, WidePass
 from regard.score.sine_features import SineExpansion
@@ -74,9 +75,9 @@ def _draw(rng, high, *shape):
     return rng.integers(0, high, shape)
 
 
-def make(mode, mask, dtypes, T, S):
-    """Arrays of a mode by the names of hopper.forward, two query heads over one key head."""
-    (width, V, biased), (B, N, K) = mode, (2, 2, 1)
+def make(mode, mask, dtypes, T, S, heads=(2, 1)):
+    """Arrays of a mode by the names of hopper.forward, for N query heads over K key heads."""
+    (width, V, biased), (N, K), B = mode, heads, 2
     rng = np.random.default_rng((width, V, biased))
     start, end = (
         None if bound is None else np.clip(bound, 0, S).astype(np.int32)
@@ -111,8 +112,8 @@ def expected(phi, psi, value, key_bias, ranges, scale):
     return out, lse[..., 0]
 
 
-def run(arrays, mode, dtypes, scale, splits, interpret):
-    """The kernel, jitted; and the compiled program."""
+def prepare(arrays, mode, dtypes, scale, splits, interpret, tokens_first=False):
+    """The kernel, jitted, and its arguments; it gives [B, N, T, V] from both orders of axes."""
     from regard.pool.wide_kernel import hopper
 
     blocks = hopper.pick(*mode)
@@ -123,23 +124,34 @@ def run(arrays, mode, dtypes, scale, splits, interpret):
         ranges = Ranges(start, end, (), None, None)
         bounds = key_bounds(ranges, tile, blocks.keys, T, S, at_least_one=True)
     bias = arrays["key_bias"]
+    sides = {"phi": dtypes[0], "psi": dtypes[0], "value": dtypes[1]}
+    laid = (jnp.asarray(arrays[name], dtype) for name, dtype in sides.items())
     tensors = (
-        *(jnp.asarray(arrays[name], dtypes[0]) for name in ("phi", "psi")),
-        jnp.asarray(arrays["value"], dtypes[1]),
+        *(side.swapaxes(1, 2) if tokens_first else side for side in laid),
         None if bias is None else jnp.asarray(bias, jnp.float32),
         (start, end),
         bounds,
     )
     static = dict(scale=scale, blocks=blocks, splits=splits, interpret=interpret)
-    program = jax.jit(functools.partial(hopper.forward, **static))
-    return program(*tensors), lambda: program.lower(*tensors).compile().as_text()
+
+    def program(*tensors):
+        out, lse = hopper.forward(*tensors, **static, tokens_first=tokens_first)
+        return (out.swapaxes(1, 2) if tokens_first else out), lse
+
+    return jax.jit(program), tensors
 
 
-def assert_equals_float64(mode, mask, dtypes, interpret, splits=1, S=512):
-    arrays, scale = make(mode, mask, dtypes, 512 if interpret is None else 256, S), 0.7 * LOG2_E
-    (out, lse), text = run(arrays, mode, dtypes, scale, splits, interpret)
+def assert_equals_float64(
+    mode, mask, dtypes, interpret, splits=1, S=512, heads=(2, 1), tokens_first=False
+):
+    """Returns the output and the log-sum-exp."""
+    T, scale = 512 if interpret is None else 256, 0.7 * LOG2_E
+    arrays = make(mode, mask, dtypes, T, S, heads)
+    program, tensors = prepare(arrays, mode, dtypes, scale, splits, interpret, tokens_first)
+    out, lse = program(*tensors)
     if interpret is None:
-        assert re.search(r'custom_call_target="mosaic_gpu', text())
+        text = program.lower(*tensors).compile().as_text()
+        assert re.search(r'custom_call_target="mosaic_gpu', text)
     expected_out, expected_lse = expected(**arrays, scale=scale)
     assert str(out.dtype) == dtypes[1]
     assert lse.dtype == jnp.float32
@@ -148,6 +160,7 @@ def assert_equals_float64(mode, mask, dtypes, interpret, splits=1, S=512):
     np.testing.assert_array_equal(np.asarray(lse) == -np.inf, empty)
     np.testing.assert_array_equal(np.asarray(out)[empty], 0)
     np.testing.assert_allclose(np.asarray(lse)[~empty], expected_lse[~empty], atol=2e-5)
+    return out, lse
 
 
 def interpreter():
@@ -214,6 +227,55 @@ def test_splits_on_a_gpu(mode, mask, splits, S):
         assert_equals_float64(mode, mask, ("float16", "bfloat16"), None, splits, S)
 
 
+# Rows in the caller's order, [B, T, N, D]: mode, (N, K), mask, splits. Both ways for the output to
+# leave, features that stay and features that stream.
+TOKENS_FIRST = [
+    ((64, 64, False), (1, 1), "none", 1),
+    ((64, 64, False), (3, 3), "windows per head", 1),
+    ((64, 64, True), (4, 2), "lengths", 2),
+    ((64, 128, False), (2, 1), "causal", 1),
+    ((128, 128, False), (2, 1), "none", 2),
+    ((128, 128, True), (2, 2), "from a key on", 1),
+    ((192, 64, False), (1, 1), "lengths", 1),
+    ((192, 64, True), (2, 1), "windows per head", 2),
+    ((192, 128, False), (2, 2), "none", 1),
+]
+
+
+def assert_layouts_agree(mode, heads, mask, splits, interpret):
+    """To the last bit: the order of axes changes where numbers lie, and no sum."""
+    S = 512 if mode[0] > 128 else 256  # two key blocks, one for each part
+    settings = (mode, mask, ("bfloat16", "bfloat16"), interpret, splits, S, heads)
+    out, lse = assert_equals_float64(*settings, tokens_first=True)
+    usual_out, usual_lse = assert_equals_float64(*settings)
+    np.testing.assert_array_equal(np.asarray(out), np.asarray(usual_out))
+    np.testing.assert_array_equal(np.asarray(lse), np.asarray(usual_lse))
+
+
+@in_an_interpreter
+@pytest.mark.parametrize(("mode", "heads", "mask", "splits"), TOKENS_FIRST)
+def test_tokens_first_in_an_interpreter(mode, heads, mask, splits):
+    assert_layouts_agree(mode, heads, mask, splits, interpreter())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("mode", "heads", "mask", "splits"), TOKENS_FIRST)
+def test_tokens_first_on_a_gpu(mode, heads, mask, splits):
+    if jax.devices()[0].compute_capability == "9.0":
+        assert_layouts_agree(mode, heads, mask, splits, None)
+
+
+@with_mosaic
+@pytest.mark.parametrize(("mode", "heads", "mask", "splits"), TOKENS_FIRST)
+def test_tokens_first_lowers_for_a_gpu(mode, heads, mask, splits):
+    """Mosaic takes the strided slices, as far as a machine without a GPU can tell."""
+    dtypes = ("bfloat16", "bfloat16")
+    arrays = make(mode, mask, dtypes, 512, 512, heads)
+    program, tensors = prepare(arrays, mode, dtypes, LOG2_E, splits, None, tokens_first=True)
+    text = program.trace(*tensors).lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in text
+
+
 @with_mosaic
 @pytest.mark.parametrize(
     ("shape", "key_blocks", "expected"),
@@ -254,18 +316,24 @@ def pooled_by_wide_pass(monkeypatch, operands, mask, axes, scale):
     return wide.forward(operands, resolve(mask, None, axes), None, None)
 
 
+LENGTHS = Mask.lengths(np.resize([0, 40, 77, 13], (2, 4, 150)).astype(np.int32))
+
+
 @in_an_interpreter
 @pytest.mark.parametrize(
-    ("mask", "biased"),
+    ("mask", "biased", "tokens_first"),
     [
-        (None, False),
-        (None, True),
-        (Mask.window(9, 3), True),
-        (Mask.lengths(np.resize([0, 40, 77, 13], (2, 4, 150)).astype(np.int32)), False),
+        (None, False, False),
+        (None, True, False),
+        (Mask.window(9, 3), True, False),
+        (Mask.window(9, 3), True, True),
+        (LENGTHS, False, False),
+        (LENGTHS, False, True),
     ],
-    ids=["none", "bias", "window and bias", "lengths"],
+    ids=["none", "bias", "window and bias", "the same, tokens first", "lengths", "tokens first"],
 )
-def test_any_size_through_wide_pass(mask, biased, monkeypatch):
+def test_any_size_through_wide_pass(mask, biased, tokens_first, monkeypatch):
+    monkeypatch.setattr(wide_pass, "TOKENS_FIRST", tokens_first)
     B, T, S, N, K, R, V, scale = 2, 150, 77, 4, 2, 13, 5, 0.3
     axes = Axes(4, B, T, S, N, K, R, R, V)
     rng = np.random.default_rng(0)

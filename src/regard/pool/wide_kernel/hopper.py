@@ -97,6 +97,7 @@ class Plan(NamedTuple):
     scale: float
     dtype: Any  # of the values, and of the weights they are multiplied by
     shapes: dict[str, tuple[int, ...]]  # of the arrays that may be there or not
+    tokens_first: bool
     interpret: bool
 
     @property
@@ -111,6 +112,11 @@ class Plan(NamedTuple):
     @property
     def chunks(self) -> int:
         return self.width // self.chunk
+
+    def at(self, example: Any, head: Any, rows: Any, *features: Any) -> tuple[Any, ...]:
+        """The index of one head's rows in phi, psi, value or out; TMA strides over other heads."""
+        first = (example, rows, head) if self.tokens_first else (example, head, rows)
+        return (*first, *features)
 
 
 class Place(NamedTuple):
@@ -152,6 +158,7 @@ def forward(
     scale: float,
     blocks: HopperBlocks,
     splits: int = 1,
+    tokens_first: bool = False,
     interpret: Any = None,
 ) -> tuple[Array, Array]:
     """Softmax pooling over features.
@@ -166,13 +173,16 @@ def forward(
             visits at least one block of keys. None: all of them, none masked.
         scale: positive; scores are scale · (phi · psi + key_bias), in units of log2.
         splits: see `pick_splits`.
+        tokens_first: phi, psi, value and the output have their second and third axis the other way
+            round: [B, T, N, R], as callers of attend keep them. Nothing else does.
         interpret: InterpretGPUParams, to run on a CPU.
 
     Returns:
         Output [B, N, T, V] in the value's dtype, and log2-sum-exp2 [B, N, T] float32.
     """
-    B, N, T, R = phi.shape
-    K, S = psi.shape[1:3]
+    (B, N, T, R), (_, K, S, _) = phi.shape, psi.shape
+    if tokens_first:
+        (B, T, N, R), (_, S, K, _) = phi.shape, psi.shape
     V = value.shape[-1]
     optional = dict(key_bias=key_bias, start=ranges[0], end=ranges[1], bounds=bounds)
     arrays = {name: array for name, array in optional.items() if array is not None}
@@ -188,6 +198,7 @@ def forward(
         scale,
         value.dtype,
         shapes,
+        tokens_first,
         interpret is not None,
     )
 
@@ -207,7 +218,7 @@ def forward(
     call = mgpu.kernel(
         body,
         out_type=(
-            jax.ShapeDtypeStruct((B * splits, N, T, V), plan.out_dtype),
+            jax.ShapeDtypeStruct(plan.at(B * splits, N, T, V), plan.out_dtype),
             jax.ShapeDtypeStruct((B * splits, N, T), jnp.float32),
         ),
         grid=(plan.tiles, N, B * splits),
@@ -220,18 +231,21 @@ def forward(
         interpret=interpret,
     )
     out, lse = call(phi, psi, value, *arrays.values())
-    return (out, lse) if splits == 1 else _merge(out, lse, splits, value.dtype)
+    return (out, lse) if splits == 1 else _merge(plan, out, lse)
 
 
-def _merge(out: Array, lse: Array, splits: int, dtype: Any) -> tuple[Array, Array]:
+def _merge(plan: Plan, out: Array, lse: Array) -> tuple[Array, Array]:
     """[B · splits, ...] -> [B, ...]: each part counts by its share of the sum of exponentials."""
-    out, lse = (a.reshape(-1, splits, *a.shape[1:]) for a in (out, lse))
+    out, lse = (a.reshape(-1, plan.splits, *a.shape[1:]) for a in (out, lse))
     top = lse.max(1, keepdims=True)
     some = top > -jnp.inf
     share = jnp.where(some, jnp.exp2(lse - jnp.where(some, top, 0.0)), 0.0)  # [B, splits, N, T]
     total = jnp.where(some, share.sum(1, keepdims=True), 1.0)
-    merged = (out * (share / total)[..., None]).sum(1)
-    return merged.astype(dtype), (top + jnp.log2(total))[:, 0]
+    share = share / total
+    if plan.tokens_first:
+        share = share.swapaxes(2, 3)  # [B, splits, T, N]
+    merged = (out * share[..., None]).sum(1)
+    return merged.astype(plan.dtype), (top + jnp.log2(total))[:, 0]
 
 
 def _find_place(plan: Plan, refs: dict[str, Any]) -> Place:

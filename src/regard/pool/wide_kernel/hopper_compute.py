@@ -59,7 +59,7 @@ class _Worker:
         self.ranged = self.start is not None or self.end is not None
         if plan.blocks.resident:
             ready = memory.phi_ready.at[place.warpgroup]
-            own = refs["phi"].at[place.example, place.head, self.rows]
+            own = refs["phi"].at[plan.at(place.example, place.head, self.rows)]
             mgpu.copy_gmem_to_smem(own, memory.phi.at[place.warpgroup], ready)
             mgpu.barrier_wait(ready)
 
@@ -167,20 +167,22 @@ class _Worker:
 
     def finish(self, state: State) -> None:
         """Writes output and log-sum-exp; a row that saw nothing is 0 and -inf."""
-        plan, at = self.plan, (self.place.part, self.place.head, self.rows)
+        plan, place = self.plan, self.place
+        own = self.refs["out"].at[plan.at(place.part, place.head, self.rows)]
         total = jnp.maximum(state.total, TINY)
         out = state.out * lax.broadcast_in_dim(1.0 / total, state.out.shape, [0])
         same = self.memory.phi.dtype == plan.out_dtype  # sines are float16, beside bfloat16
         if plan.blocks.resident and same and plan.width == plan.value_width:
             # The query's features are done with: their place, and the copy engine.
-            rows = self.memory.phi.at[self.place.warpgroup]
+            rows = self.memory.phi.at[place.warpgroup]
             rows[...] = out.astype(plan.out_dtype)
             mgpu.commit_smem()
-            mgpu.copy_smem_to_gmem(rows, self.refs["out"].at[at])
+            mgpu.copy_smem_to_gmem(rows, own)
         else:
-            _store(self.refs["out"].at[at], out.astype(plan.out_dtype))
+            _store(own, out.astype(plan.out_dtype))
         lse = state.top + jnp.log(total) * LOG2_E
-        self.refs["lse"][at] = jnp.where(state.total > 0, lse, -jnp.inf)
+        lse = jnp.where(state.total > 0, lse, -jnp.inf)
+        self.refs["lse"][place.part, place.head, self.rows] = lse
         mgpu.wait_smem_to_gmem(0)
 
     # -- parts ----------------------------------------------------------------------------------

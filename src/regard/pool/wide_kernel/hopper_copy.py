@@ -29,13 +29,13 @@ def copy(plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]) -
         pl.when(step >= blocks.stages)(lambda: mgpu.barrier_wait(memory.chunk_consumed.at[slot]))
         if not blocks.resident:
             mgpu.copy_gmem_to_smem(
-                refs["phi"].at[place.example, place.head, rows, features],
+                refs["phi"].at[plan.at(place.example, place.head, rows, features)],
                 memory.phi.at[slot],
                 memory.chunk_ready.at[slot],
             )
         keys = pl.ds(ik * blocks.keys, blocks.keys)
         mgpu.copy_gmem_to_smem(
-            refs["psi"].at[place.example, place.key_head, keys, features],
+            refs["psi"].at[plan.at(place.example, place.key_head, keys, features)],
             memory.psi.at[slot],
             memory.chunk_ready.at[slot],
             collective_axes=together,
@@ -60,7 +60,7 @@ def copy(plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]) -
         if "key_bias" not in refs:
             wait_for_slot()
         mgpu.copy_gmem_to_smem(
-            refs["value"].at[place.example, place.key_head, keys],
+            refs["value"].at[plan.at(place.example, place.key_head, keys)],
             memory.value.at[slot],
             memory.value_ready.at[slot],
             collective_axes=together,

@@ -31,6 +31,11 @@ from regard.pool.wide_kernel.tile import LOG2_E, FeatureScore, TilePass
 from regard.score.contract import Expansion, matmul_precision
 from regard.shapes import Axes
 
+# Hopper's kernel takes rows that are features already as [B, T, N, D], as callers of attend keep
+# them: without it, XLA copies query, key, value and output from one order of axes to the other.
+# Read when a call is traced.
+TOKENS_FIRST = False
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -193,25 +198,37 @@ class WidePass:
         blocks = hopper.pick(operands.width(), axes.V, operands.key_bias is not None)
         tile = blocks.queries * blocks.cluster
         T, S = round_up(axes.T, tile), round_up(axes.S, blocks.keys)
-        phi, psi = self._features(dtype, (T, S), operands.expansion, operands.query, operands.key)
+        tokens_first = TOKENS_FIRST and operands.expansion is None
+        value = operands.value
+        if tokens_first:
+            # The caller's [B, T, N, D] again: a pair of transposes that XLA cancels.
+            sides = (operands.query.astype(dtype), operands.key.astype(dtype), value)
+            phi, psi, value = (side.swapaxes(1, 2) for side in sides)
+            rows = 1
+        else:
+            phi, psi = self._features(
+                dtype, (T, S), operands.expansion, operands.query, operands.key
+            )
+            rows = 2
         width = round_up(phi.shape[-1], 64)
         ranges = lay_ranges(allowed, axes, T, S)
         bounds = None
         if ranges.arrays():
             bounds = key_bounds(ranges, tile, blocks.keys, T, S, at_least_one=True)
         bias = operands.key_bias
-        phi = pad(phi, {3: width})
-        return hopper.forward(
-            phi,
-            pad(psi, {3: width}),
-            pad(operands.value, {2: S, 3: round_up(axes.V, 64)}),
+        out, lse = hopper.forward(
+            pad(phi, {rows: T, 3: width}),
+            pad(psi, {rows: S, 3: width}),
+            pad(value, {rows: S, 3: round_up(axes.V, 64)}),
             None if bias is None else pad(bias.astype(jnp.float32) / self.scale, {2: S}),
             (ranges.start, ranges.end),
             bounds,
             scale=self.scale * LOG2_E,
             blocks=blocks,
-            splits=hopper.pick_splits(blocks, phi.shape, S // blocks.keys),
+            splits=hopper.pick_splits(blocks, (axes.B, axes.N, T, width), S // blocks.keys),
+            tokens_first=tokens_first,
         )
+        return out.swapaxes(1, 2) if tokens_first else out, lse
 
     def _static(self, operands: WideOperands, direction: str) -> tuple[TilePass, tuple[int, int]]:
         """What the Triton-lowered kernels need to know, and the padded T and S."""
