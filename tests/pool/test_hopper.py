@@ -365,6 +365,39 @@ def test_any_size_through_wide_pass(mask, biased, tokens_first, monkeypatch):
     np.testing.assert_allclose(np.asarray(lse)[seen], expected_lse[seen], atol=2e-5)
 
 
+@with_mosaic
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="counts what a CPU's compiler makes")
+@pytest.mark.parametrize(("tokens_first", "copies"), [(True, 0), (False, 4)])
+def test_tokens_first_copies_nothing(tokens_first, copies, monkeypatch):
+    """From the caller's arrays to the kernel and back, compiled around an opaque call."""
+    from regard.pool.wide_kernel import hopper
+
+    B, T, N, D = 2, 256, 4, 64
+
+    def opaque(phi, psi, value, *others, tokens_first, **static):
+        results = (
+            jax.ShapeDtypeStruct(phi.shape, value.dtype),
+            jax.ShapeDtypeStruct((B, N, T), jnp.float32),
+        )
+        return jax.pure_callback(lambda *arrays: None, results, phi, psi, value)
+
+    monkeypatch.setattr(hopper, "forward", opaque)
+    monkeypatch.setattr(wide_pass, "TOKENS_FIRST", tokens_first)
+    axes = Axes(4, B, T, T, N, N, D, D, D)
+    wide = WidePass(axes, jnp.dtype("bfloat16"), 1.0, 0.0, "hopper", None)
+
+    def pool(*callers):
+        query, key, value = (axes.canonical(array) for array in callers)
+        operands = WideOperands(None, query, key, None, value)
+        return axes.callers(wide.forward(operands, resolve(None, None, axes), None, None)[0])
+
+    x = jax.ShapeDtypeStruct((B, T, N, D), jnp.bfloat16)
+    text = jax.jit(pool).lower(x, x, x).compile().as_text()
+    entry = text[text.index("ENTRY ") :]
+    made = re.findall(r" = bf16\[[\d,]+\]\S* (?:fusion|copy|transpose)\(", entry)
+    assert len(made) == copies, entry
+
+
 @in_an_interpreter
 def test_sines_are_float16_beside_values_of_bfloat16(monkeypatch):
     """Features as wide as the values, of another dtype: the output cannot take their place."""
