@@ -25,7 +25,6 @@ from regard.score.additive import Additive
 from regard.score.contract import Lift
 
 AMPERE, HOPPER = (8, 0), (9, 0)
-FEW = 1 << 17  # weights: what `reference` does by itself
 MOSAIC_SINCE = (0, 11)  # the JAX whose Mosaic GPU lowering hopper.py is written for
 _DTYPES = ("bfloat16", "float16", "float32")
 
@@ -93,12 +92,6 @@ def accepts(request: Request) -> str:
         raise NotImplementedError(f"values wider than 256 (here {request.axes.V})")
     if request.axes.empty():
         return "nothing to look at, or nobody to look: zeros"
-    if isinstance(request.score, Additive) and request.pairs <= FEW and not _interpreted.get():
-        raise NotImplementedError(
-            f"additive scores of at most {FEW:,} weights: the exact kernel's gradient of queries "
-            "came out wrong on an H200 for T=67, S=71, from a cause not found yet; larger ones are "
-            "right"
-        )
     if request.lift is not None:
         return _describe(request)
     if isinstance(request.score, Additive):
