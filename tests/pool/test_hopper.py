@@ -231,14 +231,14 @@ def test_splits_on_a_gpu(mode, mask, splits, S):
 # leave, features that stay and features that stream.
 TOKENS_FIRST = [
     ((64, 64, False), (1, 1), "none", 1),
-    ((64, 64, False), (3, 3), "windows per head", 1),
+    ((64, 64, False), (2, 2), "windows per head", 1),
     ((64, 64, True), (4, 2), "lengths", 2),
     ((64, 128, False), (2, 1), "causal", 1),
     ((128, 128, False), (2, 1), "none", 2),
-    ((128, 128, True), (2, 2), "from a key on", 1),
+    ((128, 128, True), (1, 1), "from a key on", 1),
     ((192, 64, False), (1, 1), "lengths", 1),
     ((192, 64, True), (2, 1), "windows per head", 2),
-    ((192, 128, False), (2, 2), "none", 1),
+    ((192, 128, False), (3, 1), "none", 1),
 ]
 
 
