@@ -17,7 +17,6 @@ from cases import DTYPES
 from problem import assert_close, rounded
 from regard.mask import Mask, resolve
 from regard.pool.pallas import MOSAIC_SINCE
-from regard.pool.wide_kernel import wide_pass
 from regard.pool.wide_kernel.bounds import Ranges, key_bounds
 from regard.pool.wide_kernel.wide_pass import WideOperands, WidePass
 from regard.score.sine_features import SineExpansion
@@ -321,19 +320,16 @@ LENGTHS = Mask.lengths(np.resize([0, 40, 77, 13], (2, 4, 150)).astype(np.int32))
 
 @in_an_interpreter
 @pytest.mark.parametrize(
-    ("mask", "biased", "tokens_first"),
+    ("mask", "biased"),
     [
-        (None, False, False),
-        (None, True, False),
-        (Mask.window(9, 3), True, False),
-        (Mask.window(9, 3), True, True),
-        (LENGTHS, False, False),
-        (LENGTHS, False, True),
+        (None, False),
+        (None, True),
+        (Mask.window(9, 3), True),
+        (LENGTHS, False),
     ],
-    ids=["none", "bias", "window and bias", "the same, tokens first", "lengths", "tokens first"],
+    ids=["none", "bias", "window and bias", "lengths"],
 )
-def test_any_size_through_wide_pass(mask, biased, tokens_first, monkeypatch):
-    monkeypatch.setattr(wide_pass, "TOKENS_FIRST", tokens_first)
+def test_any_size_through_wide_pass(mask, biased, monkeypatch):
     B, T, S, N, K, R, V, scale = 2, 150, 77, 4, 2, 13, 5, 0.3
     axes = Axes(4, B, T, S, N, K, R, R, V)
     rng = np.random.default_rng(0)
@@ -367,8 +363,7 @@ def test_any_size_through_wide_pass(mask, biased, tokens_first, monkeypatch):
 
 @with_mosaic
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="counts what a CPU's compiler makes")
-@pytest.mark.parametrize(("tokens_first", "copies"), [(True, 0), (False, 4)])
-def test_tokens_first_copies_nothing(tokens_first, copies, monkeypatch):
+def test_nothing_is_copied_around_the_kernel(monkeypatch):
     """From the caller's arrays to the kernel and back, compiled around an opaque call."""
     from regard.pool.wide_kernel import hopper
 
@@ -382,7 +377,6 @@ def test_tokens_first_copies_nothing(tokens_first, copies, monkeypatch):
         return jax.pure_callback(lambda *arrays: None, results, phi, psi, value)
 
     monkeypatch.setattr(hopper, "forward", opaque)
-    monkeypatch.setattr(wide_pass, "TOKENS_FIRST", tokens_first)
     axes = Axes(4, B, T, T, N, N, D, D, D)
     wide = WidePass(axes, jnp.dtype("bfloat16"), 1.0, 0.0, "hopper", None)
 
@@ -395,7 +389,7 @@ def test_tokens_first_copies_nothing(tokens_first, copies, monkeypatch):
     text = jax.jit(pool).lower(x, x, x).compile().as_text()
     entry = text[text.index("ENTRY ") :]
     made = re.findall(r" = bf16\[[\d,]+\]\S* (?:fusion|copy|transpose)\(", entry)
-    assert len(made) == copies, entry
+    assert made == [], entry
 
 
 @in_an_interpreter

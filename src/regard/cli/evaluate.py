@@ -63,9 +63,7 @@ def command(
             "between spaces.",
         ),
     ] = None,
-    lowercase: Annotated[
-        bool, typer.Option("--lowercase", help="Case does not count in BLEU and exact match.")
-    ] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Case does not count.")] = False,
     tokenize: Annotated[
         Tokenize,
         typer.Option("--tokenize", help="sacrebleu's tokenizer; none for text that is tokenized."),
@@ -104,7 +102,8 @@ def command(
         if plot is not None:
             from regard.cli.length_plot import draw_lengths
 
-            typer.echo(f"picture: {draw_lengths(scores['bleu_by_length'], plot)}", err=True)
+            drawn = draw_lengths({"": scores["bleu_by_length"]}, plot)
+            typer.echo(f"picture: {drawn}", err=True)
 
 
 def _pairs(
@@ -174,7 +173,7 @@ def _scores(
     return {
         "sentences": len(pairs),
         "bleu": dataclasses.asdict(bleu(texts, references, **how)),
-        "chrf": dataclasses.asdict(chrf(texts, references)),
+        "chrf": dataclasses.asdict(chrf(texts, references, lowercase=lowercase)),
         "exact_match": exact_match(*same),
         "alignment": None if aligned is None else dataclasses.asdict(aligned),
         "bleu_by_length": [dataclasses.asdict(one) for one in bins],

@@ -56,7 +56,7 @@ def bleu(
     return _corpus_score(metric, hypotheses, references)
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> Score:
     """chrF, the F2 score of character n-grams (Popović 2015), of a whole corpus.
 
     Example:
@@ -64,9 +64,9 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
         78.90 (nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:...)
 
     Args:
-        hypotheses, references: as for `bleu`.
+        hypotheses, references, lowercase: as for `bleu`.
     """
-    return _corpus_score(_sacrebleu("CHRF")(), hypotheses, references)
+    return _corpus_score(_sacrebleu("CHRF")(lowercase=lowercase), hypotheses, references)
 
 
 def exact_match(hypotheses: Sequence[str], references: Sequence[str]) -> float:

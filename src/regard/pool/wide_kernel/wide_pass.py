@@ -31,11 +31,6 @@ from regard.pool.wide_kernel.tile import LOG2_E, FeatureScore, TilePass
 from regard.score.contract import Expansion, matmul_precision
 from regard.shapes import Axes
 
-# Hopper's kernel takes rows that are features already as [B, T, N, D], as callers of attend keep
-# them: without it, XLA copies query, key, value and output from one order of axes to the other.
-# Read when a call is traced.
-TOKENS_FIRST = False
-
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -198,10 +193,11 @@ class WidePass:
         blocks = hopper.pick(operands.width(), axes.V, operands.key_bias is not None)
         tile = blocks.queries * blocks.cluster
         T, S = round_up(axes.T, tile), round_up(axes.S, blocks.keys)
-        tokens_first = TOKENS_FIRST and operands.expansion is None
+        tokens_first = operands.expansion is None  # rows that are features already
         value = operands.value
         if tokens_first:
-            # The caller's [B, T, N, D] again: a pair of transposes that XLA cancels.
+            # The caller's [B, T, N, D] again: a pair of transposes that XLA cancels, where it would
+            # else copy query, key, value and output.
             sides = (operands.query.astype(dtype), operands.key.astype(dtype), value)
             phi, psi, value = (side.swapaxes(1, 2) for side in sides)
             rows = 1
