@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 
 import oracle
+from regard.seq2seq import explaining
 from regard.seq2seq.config import Config
 from regard.seq2seq.cross_entropy import cross_entropy
 from regard.seq2seq.dropout import drop
@@ -188,6 +189,21 @@ def test_what_explains_a_word_is_bayes_rule(name):
         np.testing.assert_allclose(found[row, :T, :S], expected, atol=2e-5)
         np.testing.assert_array_equal(found[row, :, S:], 0)
     np.testing.assert_array_equal(found[-1], 0)  # a row of padding
+
+
+def test_of_many_source_tokens_only_the_heaviest_are_tried(monkeypatch):
+    model, row = random_model(CONFIGS["additive"]), 0
+    S, T = BATCH.source_lens[row], BATCH.target_lens[row]
+    assert S > 2
+    given = (BATCH.source[row, :S], BATCH.target_in[row, :T], BATCH.target_out[row, :T])
+    _, looks, expected = run_numpy(model, *given)
+    expected = np.where(looks >= np.sort(looks, axis=1)[:, -2:-1], expected, 0)
+    monkeypatch.setattr(explaining, "TRIED", 2)
+    explaining._explain.clear_cache()  # what was traced before has the other number
+    found = explain_words(model, BATCH.source, BATCH.source_lens, BATCH.target_in, BATCH.target_out)
+    explaining._explain.clear_cache()
+    expected /= expected.sum(1, keepdims=True)
+    np.testing.assert_allclose(found[row, :T, :S], expected, atol=2e-5)
 
 
 def test_without_attention_nothing_explains():

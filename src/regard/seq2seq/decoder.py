@@ -128,22 +128,24 @@ class Decoder(nnx.Module):
         state, (hidden, context, weights) = _step(cell, True, times, shared, state, x)
         return state, self._readout(memory, hidden, embedded, context), cast(Array, weights)
 
-    def alone(self, memory: Memory, state: State, embedded: Array) -> Array:
-        """The readouts if a single annotation were all of the context, for each of them.
+    def alone(self, memory: Memory, state: State, embedded: Array, which: Array) -> Array:
+        """The readouts if a single annotation were all of the context, for several of them.
 
         Args:
             memory: of `remember`, of a decoder that attends.
             state: [B, 1, decoder] for each layer.
             embedded: [B, 1, embedding], the previous token.
+            which: [B, C], their places.
 
         Returns:
-            [B, S, embedding].
+            [B, C, embedding].
         """
         times = functools.partial(multiply, self._kernels())
-        cell, contexts = cell_named(self.config.cell), memory.annotations.astype(jnp.float32)
-        S = contexts.shape[1]
+        cell, C = cell_named(self.config.cell), which.shape[1]
+        contexts = jnp.take_along_axis(memory.annotations, which[..., None], axis=1)
+        contexts = contexts.astype(jnp.float32)  # [B, C, 2 · encoder]
         x, _ = self._inputs(memory, embedded)
-        each, embedded = jax.tree.map(lambda part: jnp.repeat(part, S, axis=1), (state, embedded))
+        each, embedded = jax.tree.map(lambda part: jnp.repeat(part, C, axis=1), (state, embedded))
         states = _advance(
             cell, times, self._between(memory, None), each, x + times("context", contexts)
         )

@@ -7,7 +7,8 @@ y_t would have had the probability p(y_t | s), and
     p(s | y_t) = a_ts p(y_t | s) / sum_r a_tr p(y_t | r)
 
 is where it did come from. Shankar & Sarawagi (2019) train models with this posterior; here it only
-reads one that was trained as usual, at the price of S vocabularies per target word.
+reads one that was trained as usual, at the price of a vocabulary for each s that is tried: those
+that were looked at most.
 """
 
 import functools
@@ -19,6 +20,8 @@ from flax import nnx
 from jax import Array
 
 from regard.seq2seq.model import Model
+
+TRIED = 32  # source tokens per target token, at most: long sentences cost no more per word
 
 
 def explain_words(
@@ -34,7 +37,8 @@ def explain_words(
         target_out: [B, T], the target, as `Batch.target_out`.
 
     Returns:
-        [B, T, S] float32; each row is a distribution over the tokens of the source.
+        [B, T, S] float32; each row is a distribution over the 32 tokens of the source that were
+        looked at most.
     """
     graph, params = nnx.split(model)
     arrays = (jnp.asarray(array) for array in (source, source_lens, target_in, target_out))
@@ -52,11 +56,14 @@ def _explain(
 
     def write(state: Any, tokens: tuple[Array, Array]) -> tuple[Any, Array]:
         before, written = tokens  # [B]
-        alone = jax.nn.log_softmax(model.alone(memory, state, before[:, None]))  # [B, S, V]
-        likely = jnp.take_along_axis(alone, written[:, None, None], axis=-1)[..., 0]  # [B, S]
-        state, _, weights = model.step(memory, state, before[:, None])
-        known = jnp.log(weights[:, 0].astype(jnp.float32)) + likely
-        return state, jax.nn.softmax(known, axis=-1)
+        after, _, weights = model.step(memory, state, before[:, None])
+        weights = weights[:, 0].astype(jnp.float32)  # [B, S]
+        heaviest, which = jax.lax.top_k(weights, min(TRIED, weights.shape[1]))  # [B, C]
+        alone = jax.nn.log_softmax(model.alone(memory, state, before[:, None], which))  # [B, C, V]
+        likely = jnp.take_along_axis(alone, written[:, None, None], axis=-1)[..., 0]  # [B, C]
+        explained = jax.nn.softmax(jnp.log(heaviest) + likely, axis=-1)
+        rows = jnp.arange(weights.shape[0])[:, None]
+        return after, jnp.zeros_like(weights).at[rows, which].set(explained)
 
     _, explained = jax.lax.scan(write, model.start(memory), (target_in.T, target_out.T))
     # A row of padding has no tokens to look at: NaN, as 0 / 0 is.

@@ -143,19 +143,20 @@ class Model(nnx.Module):
         """
         return self.decoder.step(memory, state, _embed(self.target_embedding, tokens))
 
-    def alone(self, memory: Memory, state: State, tokens: Array) -> Array:
+    def alone(self, memory: Memory, state: State, tokens: Array, which: Array) -> Array:
         """What would come next if a single source token were all there is to look at.
 
         Args:
             memory: of `encode`, of a model that attends.
             state: of `start` or of `step`, for one hypothesis per sentence.
             tokens: [B, 1], the previous token.
+            which: [B, C], the places of the source tokens that are tried.
 
         Returns:
-            The logits [B, S, target_vocab].
+            The logits [B, C, target_vocab].
         """
         embedded = _embed(self.target_embedding, tokens)
-        return self.logits(self.decoder.alone(memory, state, embedded))
+        return self.logits(self.decoder.alone(memory, state, embedded, which))
 
     @property
     def output_kernel(self) -> Array:

@@ -33,6 +33,7 @@ Progress = Callable[[int, int], None]
 Look = Literal["writing", "reading", "explaining"]
 Text = str | Sequence[str]
 
+EXPLAINED = 2048  # tokens at a time: each has a vocabulary's row for every source token tried
 HURRY = 128  # up to so many sentences at a time, compiling well takes longer than it saves
 
 
@@ -190,8 +191,10 @@ class Translator:
         done, hurry = 0, len(wanted) <= HURRY
         kind = ("align", look == "explaining", hurry)
         known = self._known(kind)
-        tokens = batch_tokens or _batch_tokens() // (8 if look == "explaining" else 1)
-        for group in groups(lengths, tokens=max(tokens, 256), known=known):
+        tokens = batch_tokens or _batch_tokens()
+        if look == "explaining":
+            tokens = min(tokens, EXPLAINED)
+        for group in groups(lengths, tokens=tokens, known=known):
             members = [wanted[i] for i in group.members]
             examples = [(both[i][0].ids, both[i][1].ids) for i in members]
             batch = Batch.of(examples, rows=group.rows, width=group.width)
