@@ -5,8 +5,11 @@ pass is held to the formulas below, written out in NumPy; the backward pass to t
 the reference in float64.
 """
 
+import collections
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +25,7 @@ from regard.pool.pallas import HOPPER, MOSAIC_SINCE, Target
 from regard.pool.request import Device, device_of
 from regard.score.contract import accumulation_dtype
 
-# As small as every backend takes: the kernels leave additive scores of at most 131,072 weights to
-# others. The last keys are padding, and are NaN: whatever reads them shows.
+# Several blocks of every backend. The last keys are padding, and NaN: whatever reads them shows.
 T = S = 384
 REAL = 300
 WIDTH, HIDDEN = 64, 16
@@ -34,6 +36,9 @@ DTYPES = {"reference": "float32", "blockwise": "float32", "cudnn": "bfloat16", "
 # Relative errors in norm that pass, forward and backward. In 16 bits, additive scores may be off
 # by 2^-8 for each of the vector's weights, and the rest is rounding.
 TOLERANCES = {"float32": (1e-5, 1e-4), "bfloat16": (2**-6, 2**-3)}
+
+
+_ANSWERING: dict[tuple[str, str], threading.Lock] = collections.defaultdict(threading.Lock)
 
 
 @dataclass(frozen=True)
@@ -82,12 +87,19 @@ def check_backends() -> list[Backend]:
         >>> [one.name for one in check_backends() if one.state == "works"][:2]
         ['reference', 'blockwise']
     """
-    return [check_backend(name) for name in IMPLEMENTATIONS]
+    # In threads: nearly all of it is compiling, a minute on a GPU if one waited for the other.
+    count = len(IMPLEMENTATIONS)
+    with ThreadPoolExecutor(count) as outer, ThreadPoolExecutor(count * len(SCORES)) as inner:
+        return list(outer.map(lambda name: check_backend(name, inner.map), IMPLEMENTATIONS))
 
 
-def check_backend(name: str) -> Backend:
-    """Asks a backend about each score, and runs those that it takes."""
-    found = Backend(name, DTYPES[name])
+def check_backend(name: str, run_all: Callable[..., Iterable[Probe]] = map) -> Backend:
+    """Asks a backend about each score, and runs those that it takes.
+
+    Args:
+        run_all: `map`, or one that runs them at the same time.
+    """
+    found, taken = Backend(name, DTYPES[name]), []
     for score in SCORES:
         tensors, arguments = problem(score, found.dtype)
         _, choice = prepare(*tensors, **arguments)
@@ -96,7 +108,8 @@ def check_backend(name: str) -> Backend:
         except NotImplementedError as refusal:
             found.refusals[score] = str(refusal)
         else:
-            found.probes.append(_probe(name, score, found.dtype))
+            taken.append(score)
+    found.probes += run_all(lambda score: _probe(name, score, found.dtype), taken)
     return found
 
 
@@ -107,7 +120,8 @@ def _probe(name: str, score: str, dtype: str) -> Probe:
     except Exception as failure:  # any: what a broken installation raises is not known
         lines = str(failure).strip().splitlines() or [""]
         return Probe(score, False, failure=f"{type(failure).__name__}: {lines[0]}")
-    expected, expected_gradients = answers(score, dtype)
+    with _ANSWERING[score, dtype]:  # else two threads would work out the same answer
+        expected, expected_gradients = answers(score, dtype)
     error = relative_error(out, expected)
     gradient_error = max(map(relative_error, gradients, expected_gradients))
     forward, backward = TOLERANCES[dtype]
