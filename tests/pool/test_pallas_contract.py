@@ -658,11 +658,10 @@ def test_explains_its_kernel(device, kernel, monkeypatch):
 
 
 def test_explains_the_exact_kernel(monkeypatch):
-    """And where it does not run."""
+    """Of any size."""
     monkeypatch.setattr(request, "_described", lambda _: Device("gpu", HOPPER))
     exact = cases.exact_additive(None, None, np.ones(8, np.float32))
     explain = functools.partial(regard.explain, score=exact, implementation="pallas")
-    long = [jax.ShapeDtypeStruct((2, 300, 8), jnp.float32)] * 3
-    assert "exact tanh in registers" in explain(*long)
-    with pytest.raises(NotImplementedError, match="additive scores of at most 131,072 weights"):
-        explain(*tensors())
+    for length in (7, 300):
+        tokens = [jax.ShapeDtypeStruct((2, length, 8), jnp.float32)] * 3
+        assert "exact tanh in registers" in explain(*tokens)
