@@ -12,6 +12,7 @@ from regard.seq2seq import model_folder as model_folder_module
 from regard.seq2seq import programs
 from regard.seq2seq.alignment import Links, word_weights
 from regard.seq2seq.batches import Batch
+from regard.seq2seq.explaining import explain_words
 from regard.seq2seq.few_shapes import WIDTHS, groups
 from regard.seq2seq.hypotheses import SearchOptions
 from regard.seq2seq.joining import Part, Written, joined
@@ -243,7 +244,7 @@ def test_unknown_words_become_what_was_looked_at(translator):
     assert joined(source, blind, target, 1.0, replace_unknown=True)[0].text == "<unk> six"
 
 
-@pytest.mark.parametrize(("look", "shift"), [("writing", 0), ("reading", 1)])
+@pytest.mark.parametrize(("look", "shift"), [("writing", 0), ("reading", 1), ("explaining", 0)])
 def test_align_looks_as_forced_decoding_does(translator, look, shift):
     pairs = [("one two, three", "un deux"), ("", "un"), (["four,", "six"], ["six", "un", "un"])]
     found = translator.align(pairs, look=look)
@@ -255,9 +256,11 @@ def test_align_looks_as_forced_decoding_does(translator, look, shift):
         if not source.ids:
             continue
         batch = Batch.of([(source.ids, target.ids)], width=8)
-        looks = np.asarray(
-            force(translator.model, batch.source, batch.source_lens, batch.target_in)
-        )
+        given = [batch.source, batch.source_lens, batch.target_in]
+        if look == "explaining":
+            looks = np.asarray(explain_words(translator.model, *given, batch.target_out))
+        else:
+            looks = np.asarray(force(translator.model, *given))
         expected = word_weights(looks[0], source.word_of_token, target.word_of_token, shift=shift)
         np.testing.assert_allclose(one.weights, expected, atol=1e-5)
     other = translator.align(pairs, look="reading" if look == "writing" else "writing")

@@ -64,8 +64,9 @@ def command(
         LookOf,
         typer.Option(
             "--look",
-            help="What speaks for a word: the look that wrote it, the one of the next step, which "
-            "has read it, or the first and how well each source word explains it.",
+            help="What speaks for a word: writing, the look that wrote it; reading, that of the "
+            "next step, which has read it; explaining, the first and how well each source word "
+            "explains it.",
         ),
     ] = LookOf.explaining,
     threshold: Annotated[

@@ -87,7 +87,8 @@ def check_backends() -> list[Backend]:
         >>> [one.name for one in check_backends() if one.state == "works"][:2]
         ['reference', 'blockwise']
     """
-    # In threads: nearly all of it is compiling, a minute on a GPU if one waited for the other.
+    # In threads, which no context of the caller reaches: nearly all of it is compiling, over half
+    # a minute on a GPU if one waited for the other.
     count = len(IMPLEMENTATIONS)
     with ThreadPoolExecutor(count) as outer, ThreadPoolExecutor(count * len(SCORES)) as inner:
         return list(outer.map(lambda name: check_backend(name, inner.map), IMPLEMENTATIONS))

@@ -137,7 +137,10 @@ def _translated(
 def _aligned(
     translator: "Translator", pairs: list["Pair"], tokenized: bool, wait: Waiting
 ) -> "AlignmentScore | None":
-    """The alignment error while the model is made to write the references, where gold is known."""
+    """The alignment error while the model is made to write the references, where gold is known.
+
+    By the look with which each word was written, as `regard align --look writing`.
+    """
     gold = [pair.links for pair in pairs if pair.links is not None]
     if len(gold) < len(pairs):
         return None

@@ -1,6 +1,7 @@
 """BLEU against the length of the source, as a picture: the curve that shows what attention buys."""
 
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def draw_lengths(curves: dict[str, Sequence[dict[str, Any]]], path: Path) -> Pat
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     places = list(range(len(used)))
-    for (name, bins), color in zip(kept.items(), COLORS, strict=False):
+    for (name, bins), color in zip(kept.items(), itertools.cycle(COLORS), strict=False):
         axes.plot(places, [one["bleu"] for one in bins], marker="o", color=color, label=name)
         for place, one in zip(places, bins, strict=True):
             axes.annotate(

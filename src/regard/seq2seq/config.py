@@ -40,7 +40,8 @@ class Config:
             as they are, so they need decoder = 2 · encoder.
         attention_width: the additive score's hidden width h; None: the decoder's width.
         query_token: ask with the token written last besides the state, s + W y. Bahdanau's query,
-            the state alone, does not know it yet; the decoders that came after his do.
+            the state alone, does not know it yet; the decoders that came after his do. Without
+            attention it means nothing.
         tie: "none"; "target": the target embedding is also the output layer's kernel; "all": the
             source embedding too (one joint vocabulary).
         embedding_dropout: on the source embeddings. This one and the next two are where LIUM's

@@ -1,4 +1,4 @@
-"""Search and forced decoding as compiled programs: in a hurry, where there is little to do.
+"""Search, forced decoding and explaining as programs: in a hurry, where there is little to do.
 
 For one sentence the compiler takes fifty times as long as the translation. Told not to optimize,
 it is four times as quick; the program then takes twice as long, which a hundred sentences make up

@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 Look = Literal["writing", "reading", "explaining"]
 Text = str | Sequence[str]
 
-EXPLAINED = 2048  # tokens at a time: each has a vocabulary's row for every source token tried
+EXPLAINED = 2048  # tokens of a batch, at most: a step has 32 rows of the vocabulary per sentence
 HURRY = 128  # up to so many sentences at a time, compiling well takes longer than it saves
 
 
@@ -173,7 +173,7 @@ class Translator:
                 and how likely each source word alone would have made it (`explaining.py`). The
                 first is Bahdanau's own; the second points better for some models (Chen et al.
                 2020); the third knows the word, and is the one to align words with.
-            batch_tokens, progress: as for `translate`.
+            batch_tokens, progress: as for `translate`; explaining takes 2,048 tokens at most.
 
         Returns:
             An alignment for each pair, in their order. A pair may be of any length: the parts of

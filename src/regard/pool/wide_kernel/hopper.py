@@ -74,7 +74,7 @@ def pick_splits(blocks: HopperBlocks, shape: tuple[int, ...], key_blocks: int) -
     are too few queries to keep the GPU busy.
 
     Args:
-        shape: of phi.
+        shape: B, N, T, R of phi, whatever the order of its axes.
     """
     B, N, T, R = shape
     programs = B * N * (T // blocks.queries)
@@ -174,7 +174,7 @@ def forward(
         scale: positive; scores are scale · (phi · psi + key_bias), in units of log2.
         splits: see `pick_splits`.
         tokens_first: phi, psi, value and the output have their second and third axis the other way
-            round: [B, T, N, R], as callers of attend keep them. Nothing else does.
+            round: [B, T, N, R], as callers of attend keep them; so does the output. All else stays.
         interpret: InterpretGPUParams, to run on a CPU.
 
     Returns:
