@@ -13,6 +13,7 @@ import hypothesis
 import jax
 import jaxtyping
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 # float64 arrays exist in every test, so a test names its dtypes; what regard makes of float32 is
 # then known not to lean on the default. No silent widening, no silent broadcasting across ranks.
@@ -36,6 +37,16 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_kept_no_longer():
+    """A command tells JAX to keep compiled programs as files, for good: here, for one module."""
+    folder = jax.config.jax_compilation_cache_dir
+    yield
+    if jax.config.jax_compilation_cache_dir != folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -13,11 +13,9 @@ import shutil
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jax.experimental.compilation_cache import compilation_cache
 
 from regard.seq2seq.alignment import read_links
 from regard.seq2seq.config import Config
@@ -35,18 +33,6 @@ FEW = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def programs_stay_in_memory():
-    """A command that was tested before may have told JAX to keep compiled programs as files."""
-    folder = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
-    yield
-    jax.config.update("jax_compilation_cache_dir", folder)
-    compilation_cache.reset_cache()
-
 
 # ---------------------------------------------------------------------------------------------
 # Which files a reader opens: Python tells a hook.

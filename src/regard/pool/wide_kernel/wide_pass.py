@@ -194,18 +194,13 @@ class WidePass:
         tile = blocks.queries * blocks.cluster
         T, S = round_up(axes.T, tile), round_up(axes.S, blocks.keys)
         tokens_first = operands.expansion is None  # rows that are features already
+        sizes, rows = ((axes.T, axes.S), 1) if tokens_first else ((T, S), 2)
+        phi, psi = self._features(dtype, sizes, operands.expansion, operands.query, operands.key)
         value = operands.value
         if tokens_first:
             # The caller's [B, T, N, D] again: a pair of transposes that XLA cancels, where it would
             # else copy query, key, value and output.
-            sides = (operands.query.astype(dtype), operands.key.astype(dtype), value)
-            phi, psi, value = (side.swapaxes(1, 2) for side in sides)
-            rows = 1
-        else:
-            phi, psi = self._features(
-                dtype, (T, S), operands.expansion, operands.query, operands.key
-            )
-            rows = 2
+            phi, psi, value = (side.swapaxes(1, 2) for side in (phi, psi, value))
         width = round_up(phi.shape[-1], 64)
         ranges = lay_ranges(allowed, axes, T, S)
         bounds = None
