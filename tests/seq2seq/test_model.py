@@ -99,14 +99,19 @@ def run_numpy(model, source, target_in, target_out=None):
     first = np.tanh(linear(d["initial"], annotations.mean(0)))
     state = [(first, np.zeros_like(first)) for _ in range(config.decoder_layers)]
     logits, looks, explained = [], [], []
+    two_cells = config.query == "conditional" and config.attention != "none"
 
     def write(y, context, state):
         """The state after a step with this context, and the logits."""
-        x, state = linear(d["input"], y) + linear(d["context"], context), list(state)
+        x, state = linear(d["context"], context), list(state)
+        if not two_cells:
+            x = x + linear(d["input"], y)
         for layer in range(config.decoder_layers):
+            kernel = d["recurrent_kernels"][layer]
             if layer:
                 x = linear(d["upper"][layer - 1], state[layer - 1][0])
-            kernel = d["recurrent_kernels"][layer]
+            elif two_cells:
+                kernel = d["context_recurrent_kernel"]
             state[layer] = advance(config.cell, x, state[layer][0] @ kernel, state[layer])
         readout = np.tanh(
             linear(d["from_state"], state[-1][0])
@@ -119,10 +124,13 @@ def run_numpy(model, source, target_in, target_out=None):
     for step, token in enumerate(target_in):
         y = p["target_embedding"][token]
         weights, context = np.zeros(len(source)), last
+        if two_cells:  # the token is read before anything is asked
+            recurrent = state[0][0] @ d["recurrent_kernels"][0]
+            state[0] = advance(config.cell, linear(d["input"], y), recurrent, state[0])
         if config.attention != "none":
             learned = d.get("attention", {}).get("score", {})
-            query = state[-1][0]
-            if config.query_token:
+            query = state[0 if two_cells else -1][0]
+            if config.query == "token":
                 query = query + linear(d["query_token"], y)
             weights = weights_numpy(config, learned, query, annotations)
             context = weights @ annotations

@@ -32,9 +32,13 @@ CONFIG = Config(
 # Every attention, and each other choice once.
 CONFIGS = {
     **{attention: dataclasses.replace(CONFIG, attention=attention) for attention in ATTENTIONS},
-    "asks with the token": dataclasses.replace(CONFIG, query_token=True),
+    "asks with the token": dataclasses.replace(CONFIG, query="token"),
     "bilinear, asks with the token": dataclasses.replace(
-        CONFIG, attention="bilinear", query_token=True
+        CONFIG, attention="bilinear", query="token"
+    ),
+    "reads the token first": dataclasses.replace(CONFIG, query="conditional"),
+    "deep lstm, reads the token first": dataclasses.replace(
+        CONFIG, decoder_layers=2, cell="lstm", attention="gaussian", query="conditional"
     ),
     "lstm, tied": dataclasses.replace(CONFIG, cell="lstm", tie="all"),
     "deep": dataclasses.replace(CONFIG, encoder_layers=2, decoder_layers=3, tie="none"),

@@ -13,6 +13,7 @@ from regard.seq2seq.vocabulary import SPECIAL
 ATTENTIONS = ("additive", "dot", "bilinear", "gaussian", "none")
 CELLS = ("gru", "lstm")
 TIES = ("none", "target", "all")
+QUERIES = ("state", "token", "conditional")
 DTYPES = ("auto", "float32", "bfloat16")
 
 
@@ -39,9 +40,10 @@ class Config:
             is the encoder's last states, the same at every step. Dot and Gaussian compare states
             as they are, so they need decoder = 2 · encoder.
         attention_width: the additive score's hidden width h; None: the decoder's width.
-        query_token: ask with the token written last besides the state, s + W y. Bahdanau's query,
-            the state alone, does not know it yet; the decoders that came after his do. Without
-            attention it means nothing.
+        query: what the decoder asks with. "state": s, Bahdanau's, which has not read the token
+            written last; "token": s + W y; "conditional": s after a GRU (or LSTM) of its own has
+            read y, and another one then reads the context, as in Nematus and LIUM's nmtpy. Without
+            attention there is none.
         tie: "none"; "target": the target embedding is also the output layer's kernel; "all": the
             source embedding too (one joint vocabulary).
         embedding_dropout: on the source embeddings. This one and the next two are where LIUM's
@@ -64,7 +66,7 @@ class Config:
     cell: str = "gru"
     attention: str = "additive"
     attention_width: int | None = None
-    query_token: bool = False
+    query: str = "state"
     tie: str = "target"
     embedding_dropout: float = 0.3
     annotation_dropout: float = 0.5
@@ -75,8 +77,6 @@ class Config:
 
     def __post_init__(self) -> None:
         # A file may have anything in it: kinds first, so that what follows can compare.
-        if type(self.query_token) is not bool:
-            raise ValueError(f"query_token must be true or false. Got {self.query_token!r}.")
         sizes = ("source_vocab", "target_vocab", "embedding", "encoder", "decoder")
         for name in (*sizes, "encoder_layers", "decoder_layers", "attention_width"):
             size = getattr(self, name)
@@ -91,8 +91,8 @@ class Config:
                     f"{name} must count at least pad, unk, bos, eos and one token. "
                     f"Got {getattr(self, name)}."
                 )
-        choices = {"cell": CELLS, "attention": ATTENTIONS, "tie": TIES, "dtype": DTYPES}
-        for name, known in choices.items():
+        choices = {"cell": CELLS, "attention": ATTENTIONS, "query": QUERIES, "tie": TIES}
+        for name, known in {**choices, "dtype": DTYPES}.items():
             if getattr(self, name) not in known:
                 listed = ", ".join(repr(choice) for choice in known)
                 raise ValueError(f"{name} must be one of {listed}. Got {getattr(self, name)!r}.")

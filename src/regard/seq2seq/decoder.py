@@ -4,14 +4,18 @@
     s_t = GRU([y_{t−1}; c_t], s_{t−1})
     o_t = tanh(W_s s_t + W_y y_{t−1} + W_c c_t)      deep output; the vocabulary is model.py's
 
-Bahdanau et al. 2015, appendix A.2, with tanh for its maxout, as LIUM's nmtpy has it. With
-`query_token` it asks with s_{t−1} + W y_{t−1} instead, since s_{t−1} has not read that token yet.
+Bahdanau et al. 2015, appendix A.2, with tanh for its maxout, as LIUM's nmtpy has it. s_{t−1} has
+not read y_{t−1} yet when it asks. Where the config's `query` is "token" it asks with
+s_{t−1} + W y_{t−1} instead; where it is "conditional", two cells take turns, as in Nematus:
+
+    s' = GRU₁(y_{t−1}, s_{t−1}),   c_t = attend(s', annotations),   s_t = GRU₂(c_t, s')
+
 Training knows every y in advance, so their products are made before the loop and the deep output
 after it; `_step` is what remains, and search takes the same one.
 """
 
 import functools
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +32,28 @@ from regard.seq2seq.recurrence import Cell, Times, cell_named, multiply, unroll
 State = tuple[Any, ...]
 
 
+class Shared(NamedTuple):
+    """What every step sees.
+
+    Attributes:
+        memory: the sentence.
+        between: for each upper layer its bias, and its input's dropout, [B, 1, decoder].
+        context_bias: of the cell that reads the context; None: one cell reads it and the token.
+    """
+
+    memory: Memory
+    between: list[tuple[Array, Array]]
+    context_bias: Array | None
+
+
 class Decoder(nnx.Module):
     """Memory and embedded target tokens to readouts, of which the vocabulary is asked.
 
     Parameters: `initial`, the first state from the mean annotation; `attention`; `input` and
-    `context`, the first layer's products with y and c; `query_token`, the query's with y, where the
-    config has it; `recurrent_kernels`, one per layer; `upper`,
-    the higher layers' inputs; `from_state`, `from_embedding`, `from_context`, the deep output.
+    `context`, the first layer's products with y and c; `query_token`, the query's with y;
+    `context_recurrent_kernel`, of the cell that reads c; these two where the config's `query` has
+    them; `recurrent_kernels`, one per layer; `upper`, the higher layers' inputs; `from_state`,
+    `from_embedding`, `from_context`, the deep output.
 
     Args:
         config: the model's.
@@ -48,11 +67,14 @@ class Decoder(nnx.Module):
         attends = config.attention != "none"
         self.initial = Linear(A, D, dtype=dtype, rngs=rngs)
         self.attention = nnx.data(Attention(config, rngs=rngs) if attends else None)
-        asks = attends and config.query_token
+        asks = attends and config.query == "token"
         query = Linear(E, D, use_bias=False, dtype=dtype, rngs=rngs) if asks else None
         self.query_token = nnx.data(query)
         self.input = Linear(E, gates * D, dtype=dtype, rngs=rngs)
-        self.context = Linear(A, gates * D, use_bias=False, dtype=dtype, rngs=rngs)
+        two = attends and config.query == "conditional"
+        self.context = Linear(A, gates * D, use_bias=two, dtype=dtype, rngs=rngs)
+        kernel = nnx.Param(orthogonal_gates(rngs.params(), D, gates)) if two else None
+        self.context_recurrent_kernel = nnx.data(kernel)
         kernels = [orthogonal_gates(rngs.params(), D, gates) for _ in range(config.decoder_layers)]
         self.recurrent_kernels = nnx.List([nnx.Param(kernel) for kernel in kernels])
         upper = range(config.decoder_layers - 1)
@@ -103,7 +125,7 @@ class Decoder(nnx.Module):
         layers_rng, output_rng = streams(rng, 2)
         embedded = embedded[:, :, None]  # [T, B, 1, embedding]
         step = functools.partial(_step, cell_named(self.config.cell), return_weights)
-        shared = (memory, self._between(memory, layers_rng))
+        shared = self._shared(memory, layers_rng)
         x = self._inputs(memory, embedded)
         _, found = unroll(step, self._kernels(), shared, self.start(memory), x)
         hidden, context, weights = found
@@ -123,7 +145,7 @@ class Decoder(nnx.Module):
             The state, the readouts [B, T, embedding], and the weights [B, T, S].
         """
         times = functools.partial(multiply, self._kernels())
-        cell, shared = cell_named(self.config.cell), (memory, self._between(memory, None))
+        cell, shared = cell_named(self.config.cell), self._shared(memory, None)
         x = self._inputs(memory, embedded)
         state, (hidden, context, weights) = _step(cell, True, times, shared, state, x)
         return state, self._readout(memory, hidden, embedded, context), cast(Array, weights)
@@ -145,10 +167,10 @@ class Decoder(nnx.Module):
         contexts = jnp.take_along_axis(memory.annotations, which[..., None], axis=1)
         contexts = contexts.astype(jnp.float32)  # [B, C, 2 · encoder]
         x, _ = self._inputs(memory, embedded)
+        shared = self._shared(memory, None)
+        state, x = _read(cell, times, shared, state, x)
         each, embedded = jax.tree.map(lambda part: jnp.repeat(part, C, axis=1), (state, embedded))
-        states = _advance(
-            cell, times, self._between(memory, None), each, x + times("context", contexts)
-        )
+        states = _advance(cell, times, shared, each, x + times("context", contexts))
         return self._readout(memory, cell.output(states[-1]), embedded, contexts)
 
     def _inputs(self, memory: Memory, embedded: Array) -> tuple[Array, Array | None]:
@@ -167,11 +189,13 @@ class Decoder(nnx.Module):
         kernels |= {f"input {i}": upper.kernel for i, upper in enumerate(self.upper, start=1)}
         if self.attention is not None:
             kernels |= {"context": self.context.kernel}
+        if self.context_recurrent_kernel is not None:
+            kernels |= {"context recurrent": self.context_recurrent_kernel}
         cast = {name: kernel[...].astype(dtype) for name, kernel in kernels.items()}
         return cast if self.attention is None else cast | self.attention.kernels()
 
-    def _between(self, memory: Memory, rng: Array | None) -> list[tuple[Array, Array]]:
-        """For each upper layer its bias, and its input's dropout: the same at every step.
+    def _shared(self, memory: Memory, rng: Array | None) -> "Shared":
+        """The same at every step, upper layers' dropout too.
 
         A mask that changed from step to step would wipe out what the state remembers (Gal &
         Ghahramani 2016).
@@ -179,10 +203,12 @@ class Decoder(nnx.Module):
         B, rate = memory.lens.shape[0], self.config.layer_dropout
         ones = jnp.ones((B, 1, self.config.decoder), jnp.float32)
         rngs = streams(rng, len(self.upper))
-        return [
+        between = [
             (upper.bias[...], drop(ones, rate, rng, rows=0))
             for upper, rng in zip(self.upper, rngs, strict=True)
         ]
+        two = self.context_recurrent_kernel is not None
+        return Shared(memory, between, self.context.bias[...] if two else None)
 
     def _readout(
         self, memory: Memory, hidden: Array, embedded: Array, context: Array | None
@@ -197,32 +223,44 @@ class Decoder(nnx.Module):
 
 
 def _step(
-    cell: Cell, return_weights: bool, times: Times, shared: Any, state: State, inputs: Any
+    cell: Cell, return_weights: bool, times: Times, shared: Shared, state: State, inputs: Any
 ) -> tuple[State, tuple[Array, Array | None, Array | None]]:
     """Looks, then advances every layer. Returns the state and (hidden, context, weights)."""
-    (memory, between), (x, asked) = shared, inputs
+    memory, (x, asked) = shared.memory, inputs
     context, weights = None, None
     if memory.kind != "none":
-        query = cell.output(state[-1])
+        state, x = _read(cell, times, shared, state, x)
+        query = cell.output(state[-1] if shared.context_bias is None else state[0])
         query = query if asked is None else query + asked
         context, weights = look(times, memory, query, return_weights)
         x = x + times("context", context)
     elif return_weights:  # it looks nowhere
         B, S = memory.annotations.shape[:2]
         weights = jnp.zeros((B, x.shape[1], S), jnp.float32)
-    states = _advance(cell, times, between, state, x)
+    states = _advance(cell, times, shared, state, x)
     return states, (cell.output(states[-1]), context, weights)
 
 
-def _advance(cell: Cell, times: Times, between: Any, state: State, x: Array) -> State:
+def _read(cell: Cell, times: Times, shared: Shared, state: State, x: Array) -> tuple[State, Array]:
+    """The token first, where a cell of its own reads it; x is then what is left to read."""
+    if shared.context_bias is None:
+        return state, x
+    recurrent = times("recurrent 0", cell.output(state[0]))
+    read = cell.advance(x, recurrent, state[0])
+    return (read, *state[1:]), shared.context_bias[None, None]
+
+
+def _advance(cell: Cell, times: Times, shared: Shared, state: State, x: Array) -> State:
     """Every layer one token further; x is the first one's input."""
     states: list[Any] = []
     for layer, old in enumerate(state):
+        name = f"recurrent {layer}"
         if layer:
-            bias, kept = between[layer - 1]
+            bias, kept = shared.between[layer - 1]
             x = _add(times(f"input {layer}", cell.output(states[-1]) * kept), bias)
-        recurrent = times(f"recurrent {layer}", cell.output(old))
-        states.append(cell.advance(x, recurrent, old))
+        elif shared.context_bias is not None:
+            name = "context recurrent"
+        states.append(cell.advance(x, times(name, cell.output(old)), old))
     return tuple(states)
 
 
