@@ -5,10 +5,9 @@ whole state is three numbers; what Grain brings (reading in other processes) has
 here. Where the numbers come from is `tokenizer.py`.
 """
 
-import functools
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ BUCKETS = (8, 12, 16, 24, 32, 48, 64, 96)
 ROWS = 8  # a batch has a multiple of so many rows: it divides among 2, 4 or 8 devices
 
 Ids = Sequence[int]
+Pairs = Iterable[tuple[Ids, Ids]]
 
 
 @jax.tree_util.register_dataclass
@@ -110,7 +110,9 @@ class Batches:
         True
 
     Args:
-        pairs: (source ids, target ids) without <bos> and <eos>.
+        pairs: (source ids, target ids) without <bos> and <eos>; or a function that gives them for
+            an epoch, counted from 0, where the same text has other ids each time
+            (subword_dropout.py). It is asked again after `restore`: the same epoch, the same ids.
         tokens: how many target positions a batch has, padding included; a bucket wider than
             `tokens / 8` still has 8 rows.
         buckets: the widths.
@@ -121,8 +123,10 @@ class Batches:
         processes: how many processes there are; together their shares are the batch.
 
     Attributes:
-        shapes: (rows, width) of the buckets in use; the rows are this process's.
-        too_long: the positions of the pairs that fit no bucket and are left out.
+        shapes: (rows, width) of the buckets in use, or of all where epochs differ; the rows are
+            this process's.
+        too_long: the positions of the pairs that fit no bucket and are left out. Where epochs
+            differ, they are those of the latest one.
         epoch: how many times everything has been given.
         position: how many batches of this epoch have been given.
 
@@ -133,7 +137,7 @@ class Batches:
 
     def __init__(
         self,
-        pairs: Iterable[tuple[Ids, Ids]],
+        pairs: Pairs | Callable[[int], Pairs],
         *,
         tokens: int = 4096,
         buckets: Sequence[int] = BUCKETS,
@@ -147,15 +151,22 @@ class Batches:
         self.seed, self.shuffle = seed, shuffle
         self.process, self.processes = process, processes
         self.epoch = self.position = 0
-        self.too_long: list[int] = []
-        self._fill(pairs, sorted(buckets))
-        self._rows = [max(tokens // bucket.width // rows, 1) * rows for bucket in self._buckets]
+        widths = sorted(buckets)
+        self._rows = {width: max(tokens // width // rows, 1) * rows for width in widths}
+        self._pairs_of = pairs if callable(pairs) else None
+        self._filled = 0  # the epoch that the buckets hold
+        self._fill(pairs(0) if callable(pairs) else pairs)
+        if self._pairs_of is None:
+            widths = [bucket.width for bucket in self._buckets]
+        self.shapes = [(self._rows[width] // processes, width) for width in widths]
+        self._checksum = self._checked()
 
-    def _fill(self, pairs: Iterable[tuple[Ids, Ids]], widths: list[int]) -> None:
-        members: dict[int, list[tuple[int, Ids, Ids]]] = {width: [] for width in widths}
+    def _fill(self, pairs: Pairs) -> None:
+        members: dict[int, list[tuple[int, Ids, Ids]]] = {width: [] for width in self._rows}
+        self.too_long: list[int] = []
         for index, (source, target) in enumerate(pairs):
             need = max(len(source), len(target)) + 1
-            width = next((width for width in widths if need <= width), None)
+            width = next((width for width in members if need <= width), None)
             if width is None:
                 self.too_long.append(index)
             else:
@@ -164,20 +175,26 @@ class Batches:
         if not self._buckets:
             raise ValueError(
                 "there is nothing to make batches of. Got "
-                f"{len(self.too_long)} pairs, none of them within the longest bucket, {widths[-1]} "
-                "tokens."
+                f"{len(self.too_long)} pairs, none of them within the longest bucket, "
+                f"{max(self._rows)} tokens."
             )
 
-    @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """(rows, width) of every batch that may come, to compile ahead."""
-        widths = [bucket.width for bucket in self._buckets]
-        return [(rows // self.processes, w) for rows, w in zip(self._rows, widths, strict=True)]
+    def _of_epoch(self) -> list["_Bucket"]:
+        """The buckets of the epoch that it stands in."""
+        if self._pairs_of is not None and self._filled != self.epoch:
+            self._fill(self._pairs_of(self.epoch))
+            self._filled = self.epoch
+        return self._buckets
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
-        buckets = zip(self._buckets, self._rows, strict=True)
-        return sum(math.ceil(len(bucket.index) / rows) for bucket, rows in buckets)
+        """How many batches the epoch has; where epochs differ, the next may have a few more."""
+        buckets = self._of_epoch()
+        return sum(math.ceil(len(bucket.index) / self._rows[bucket.width]) for bucket in buckets)
+
+    @property
+    def target_tokens(self) -> int:
+        """How many tokens the epoch's targets have, <eos> included."""
+        return sum(int(bucket.target_lens.sum()) for bucket in self._of_epoch())
 
     def __iter__(self) -> Iterator[Batch]:
         for _, batch in self.with_indices():
@@ -216,14 +233,18 @@ class Batches:
                 raise ValueError(
                     "a state goes with the pairs and settings that it was saved with. Got "
                     f"{name} {state.get(name)}, here it is {mine[name]}. Fix: the corpus, "
-                    "tokenizer, tokens, buckets and seed of the run that is continued."
+                    "tokenizer, subword dropout, tokens, buckets and seed of the run that is "
+                    "continued."
                 )
-        if not 0 <= state["position"] < len(self):
-            raise ValueError(f"an epoch has {len(self)} batches. Got position {state['position']}.")
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        before, self.epoch = self.epoch, int(state["epoch"])
+        count = len(self)
+        if not 0 <= state["position"] < count:
+            self.epoch = before
+            raise ValueError(f"an epoch has {count} batches. Got position {state['position']}.")
+        self.position = int(state["position"])
 
-    @functools.cached_property
-    def _checksum(self) -> int:
+    def _checked(self) -> int:
+        """A checksum of the first epoch: with another corpus or tokenizer, it is another one."""
         checksum = 0
         for bucket in self._buckets:
             for array in (bucket.index, bucket.source, bucket.target):
@@ -234,7 +255,8 @@ class Batches:
         """The batches of the epoch: a bucket, and this process's rows of it, -1 for padding."""
         rng = np.random.default_rng([self.seed, self.epoch])
         plan = []
-        for bucket, rows in zip(self._buckets, self._rows, strict=True):
+        for bucket in self._of_epoch():
+            rows = self._rows[bucket.width]
             order = np.arange(len(bucket.index))
             if self.shuffle:
                 order = rng.permutation(order)

@@ -10,6 +10,7 @@ from regard.seq2seq.metrics import bleu
 from regard.seq2seq.pairs import Say, read_pairs
 from regard.seq2seq.search import SearchOptions
 from regard.seq2seq.settings import Settings
+from regard.seq2seq.subword_dropout import SubwordDropout
 from regard.seq2seq.tokenizer_pair import TokenizerPair
 from regard.seq2seq.validation import Validation
 from regard.seq2seq.words import normalize
@@ -75,12 +76,13 @@ def prepare(
     sizes = f"{source.size:,} {unit} of the source, {target.size:,} of the target"
     say(f"vocabulary: {f'{source.size:,} {unit} of both sides' if tokenizers.joint else sizes}")
     config = settings.config(source.size, target.size)
-    ids = encode(tokenizers, train)
-    batches = Batches(ids, **vars(settings.batches))
-    count = sum(len(target_ids) + 1 for _, target_ids in ids)
+    batches = _batches(settings, tokenizers, train)
+    dropout = settings.data.subword_dropout
     say(
-        f"batches: {len(batches):,} of {len(batches.shapes)} shapes an epoch, {count:,} target "
-        f"tokens{_too_long(batches, settings)}"
+        f"batches: {len(batches):,} of {len(batches.shapes)} shapes "
+        f"{'in the first' if dropout else 'an'} epoch, {batches.target_tokens:,} target tokens"
+        f"{_too_long(batches, settings)}"
+        f"{f'; in other pieces each epoch, by subword dropout of {dropout:g}' if dropout else ''}"
     )
     validation, valid = _validation(settings, tokenizers, valid, say)
     return Prepared(tokenizers, config, batches, validation, valid)
@@ -91,6 +93,14 @@ def encode(tokenizers: TokenizerPair, pairs: list[Pair]) -> list[tuple[list[int]
     sources = tokenizers.source.encode_batch(pair.source for pair in pairs)
     targets = tokenizers.target.encode_batch(pair.target for pair in pairs)
     return [(list(s.ids), list(t.ids)) for s, t in zip(sources, targets, strict=True)]
+
+
+def _batches(settings: Settings, tokenizers: TokenizerPair, pairs: list[Pair]) -> Batches:
+    """What is trained on: the tokenizers' own pieces, or others in every epoch."""
+    dropout, options = settings.data.subword_dropout, vars(settings.batches)
+    if not dropout:
+        return Batches(encode(tokenizers, pairs), **options)
+    return Batches(SubwordDropout(tokenizers, pairs, dropout, seed=settings.recipe.seed), **options)
 
 
 def _validation(

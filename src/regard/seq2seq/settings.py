@@ -41,6 +41,8 @@ class DataSettings:
         expand: bring both sides to the form of word-aligned test sets (corpus/expanded.py).
         max_words: leave out pairs with more words on a side.
         max_ratio: leave out pairs one side of which is so many times as long; None: any.
+        subword_dropout: with kind "bpe", how probably each merge is skipped, anew in every epoch:
+            for small corpora (subword_dropout.py). Training pairs only; 0: never.
     """
 
     tsv: str | None = None
@@ -60,6 +62,7 @@ class DataSettings:
     expand: bool = False
     max_words: int = 200
     max_ratio: float | None = None
+    subword_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "languages", tuple(self.languages))  # JSON has lists only
@@ -67,6 +70,8 @@ class DataSettings:
             raise ValueError(f"languages must name two. Got {self.languages!r}.")
         if not 0.0 < self.valid_fraction < 1.0:
             raise ValueError(f"valid_fraction must be in (0, 1). Got {self.valid_fraction}.")
+        if not 0.0 <= self.subword_dropout <= 1.0:
+            raise ValueError(f"subword_dropout must be in [0, 1]. Got {self.subword_dropout}.")
         given = [name for name in ("tsv", "source", "hf", "grammar") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(
@@ -137,6 +142,14 @@ class Settings:
     model: dict[str, Any] = field(default_factory=dict)
     recipe: Recipe = field(default_factory=Recipe)
     beam: int = 1
+
+    def __post_init__(self) -> None:
+        if self.data.subword_dropout and self.tokenizer.kind != "bpe":
+            raise ValueError(
+                'subword_dropout skips merges, and needs a tokenizer of kind "bpe". Got '
+                f"subword_dropout {self.data.subword_dropout} with kind {self.tokenizer.kind!r}. "
+                'Fix: kind "bpe", or subword_dropout 0.'
+            )
 
     def config(self, source_vocab: int, target_vocab: int) -> Config:
         """The model's configuration, now that the vocabularies are known."""
