@@ -39,13 +39,8 @@ def padding_reaches_nothing(problem):
     """NaN and Inf in keys and values nobody sees, and in queries that see nobody: not one bit
     changes.
     """
-    unseen, empty = ~problem.may_per_key, ~problem.may_per_query
-    poisoned = {
-        "query": _poisoned(problem.inputs["query"], empty),
-        "key": _poisoned(problem.inputs["key"], unseen),
-        "value": _poisoned(problem.inputs["value"], unseen),
-    }
-    if not (unseen.any() or empty.any()):
+    poisoned = _poisoned_padding(problem)
+    if poisoned is None:
         return  # No padding in this mask; the masks that have it are in every table.
     out, gradients = problem.answer
     out_poisoned, gradients_poisoned = problem.run(poisoned)
@@ -54,6 +49,17 @@ def padding_reaches_nothing(problem):
         np.testing.assert_array_equal(
             gradients_poisoned[name], expected, err_msg=f"gradient of {name}"
         )
+
+
+def padding_reaches_nothing_alone(problem):
+    """The same of a call that is not differentiated, which may hide less."""
+    poisoned = _poisoned_padding(problem)
+    if poisoned is None:
+        return
+    out = problem.run_alone()
+    assert_close(out, problem.pooled.out, problem.tolerance("out"), "out")
+    np.testing.assert_array_equal(out[~problem.may_per_query], 0)
+    np.testing.assert_array_equal(problem.run_alone(poisoned), out)
 
 
 def breaking_one_value_shows(problem):
@@ -75,6 +81,18 @@ def breaking_one_value_shows(problem):
     value[where] += 8.0
     out, _ = problem.run({"value": value})
     assert error(out, problem.pooled.out) > 8 * problem.tolerance("out")
+
+
+def _poisoned_padding(problem):
+    """The inputs with NaN and Inf where nobody looks; None where there is no such place."""
+    unseen, empty = ~problem.may_per_key, ~problem.may_per_query
+    if not (unseen.any() or empty.any()):
+        return None
+    return {
+        "query": _poisoned(problem.inputs["query"], empty),
+        "key": _poisoned(problem.inputs["key"], unseen),
+        "value": _poisoned(problem.inputs["value"], unseen),
+    }
 
 
 def _poisoned(x, where):

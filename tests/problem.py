@@ -139,6 +139,19 @@ class Problem:
         }
         return np.asarray(out), {name: np.asarray(g) for name, g in gradients.items()}
 
+    @functools.cached_property
+    def program_alone(self):
+        """The forward pass of a call that nobody differentiates: a program of its own."""
+        keywords = dict(implementation=self.backend.implementation)
+        keywords |= dict(normalize=REGIMES[self.case.regime].normalize)
+        return jax.jit(lambda inputs, masks: regard.attend(**inputs, **masks, **keywords))
+
+    def run_alone(self, inputs=None):
+        """Out, not differentiated. `inputs` replaces some of them."""
+        with self.backend.tiling():
+            arguments = self._arguments({**self.inputs, **(inputs or {})})
+            return np.asarray(self.program_alone(*arguments[:2]))
+
     def compiled_text(self):
         """The compiled program; after `answer` this compiles nothing."""
         with self.backend.tiling():

@@ -287,22 +287,22 @@ def _pool(problem: Problem, settings: _Settings) -> tuple[Array, Array]:
     if axes.empty():
         out = jnp.zeros((axes.B, axes.N, axes.T, axes.V), value.dtype)
     elif settings.implementation == "reference":
-        out = reference(problem).astype(value.dtype)
+        out = reference(problem.hidden()).astype(value.dtype)
     elif settings.implementation == "cudnn":
         out, lifted = cudnn(problem, settings.scale)
     elif settings.over is not None:
-        out, lifted = ring(problem, settings.over, settings.tiling, settings.platform)
+        out, lifted = ring(problem.hidden(), settings.over, settings.tiling, settings.platform)
     elif settings.target is not None:
         out, lifted = pallas(problem, settings.target, settings.scale)
     else:
-        out, lifted = blockwise(problem, settings.tiling, settings.platform)
+        out, lifted = blockwise(problem.hidden(), settings.tiling, settings.platform)
     return axes.callers(out), lifted
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _weights(problem: Problem, settings: _Settings) -> Array:
     """score -> mask -> normalize, dense; scores as `_pool` makes them, lifted where it lifts."""
-    axes = problem.axes
+    axes, problem = problem.axes, problem.hidden()
     if axes.empty():
         alpha = jnp.zeros((axes.B, axes.N, axes.T, axes.S), jnp.float32)
     elif settings.implementation == "reference":

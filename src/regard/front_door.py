@@ -15,7 +15,7 @@ from regard.mask import Mask, MaskFacts, resolve
 from regard.normalize import Normalizer, Softmax
 from regard.pool.choose import Choice, choose
 from regard.pool.inside import resolve_share, whole_axes
-from regard.pool.problem import Problem, hide_padding
+from regard.pool.problem import Problem
 from regard.pool.request import Request, Ring, device_of
 from regard.score.contract import Score, promote
 from regard.score.dot import Dot
@@ -65,7 +65,7 @@ def prepare(
     choice = choose(request, implementation)
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
     value = None if value is None else axes.canonical(value)
-    query, key, value, visible = hide_padding(query, key, value, visible, seeing, axes)
+    visible, seeing = _per_key_head(visible, axes), None if axes.empty() else seeing
     problem = Problem(
         query,
         key,
@@ -73,6 +73,7 @@ def prepare(
         score,
         allowed,
         visible,
+        seeing,
         bias,
         seed,
         normalize,
@@ -107,6 +108,15 @@ def _check_parts(score: Score, normalize: Normalizer, axes: Axes, query: Array, 
             f"{list(query.shape)}, key {list(key.shape)}. Fix: a first axis of "
             f"{axes.N if axes.rank == 4 else 'no heads'}, or parameters shared by all heads."
         )
+
+
+def _per_key_head(visible: Array | None, axes: Axes) -> Array | None:
+    """[B|1, N|1, S] -> [B, K, S]: what any of the query heads that share a key head may look at."""
+    if visible is None or axes.empty():
+        return None
+    if visible.shape[1] not in (1, axes.K):
+        visible = visible.reshape(visible.shape[0], axes.K, -1, axes.S).any(2)
+    return jnp.broadcast_to(visible, (axes.B, axes.K, axes.S))
 
 
 def _canonical_bias(bias: Array, axes: Axes) -> Array:

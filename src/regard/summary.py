@@ -241,6 +241,7 @@ def _look(
     finish: Callable,
 ) -> Any:
     """Runs `query_block` over every block of queries, group by group, with the regime's stats."""
+    problem = problem.hidden()
 
     def run(way: Way) -> Any:
         plan, operands, allowed = lay_out(problem, way.scored, way.lift, sizes, platform)

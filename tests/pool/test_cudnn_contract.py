@@ -23,6 +23,7 @@ from contract import (
     empty_rows_are_exactly_zero,
     equals_the_oracle,
     padding_reaches_nothing,
+    padding_reaches_nothing_alone,
 )
 from problem import assert_close, draw
 from regard import Mask
@@ -126,6 +127,9 @@ class TestEveryCase:
 
     def test_padding_reaches_nothing(self, problem):
         padding_reaches_nothing(problem)
+
+    def test_padding_reaches_nothing_alone(self, problem):
+        padding_reaches_nothing_alone(problem)
 
     def test_breaking_one_value_shows(self, problem):
         breaking_one_value_shows(problem)

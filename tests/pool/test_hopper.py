@@ -13,10 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import regard
 from cases import DTYPES
 from problem import assert_close, rounded
+from regard.attend import _pool
 from regard.mask import Mask, resolve
+from regard.pool import request
 from regard.pool.pallas import MOSAIC_SINCE
+from regard.pool.request import Device
 from regard.pool.wide_kernel.bounds import Ranges, key_bounds
 from regard.pool.wide_kernel.wide_pass import WideOperands, WidePass
 from regard.score.sine_features import SineExpansion
@@ -411,3 +415,59 @@ def test_sines_are_float16_beside_values_of_bfloat16(monkeypatch):
     phi, psi, value = (np.asarray(side.astype(jnp.float32), np.float64) for side in features)
     expected_out, _ = expected(phi, psi, value, None, (None, None), LOG2_E)
     assert_close(out, expected_out, DTYPES["bfloat16"].forward, "out")
+
+
+# ---------------------------------------------------------------------------------------------
+# From the front door to the output: without a gradient, only values are hidden.
+
+PADDED = {
+    "lengths": dict(valid_lens=np.array([150, 0], np.int32)),
+    "lengths per query": dict(valid_lens=np.resize([0, 40, 0, 200, 13], (2, 150)).astype(np.int32)),
+    "nothing": dict(valid_lens=np.array([0, 0], np.int32)),
+    "window": dict(mask=Mask.window(9, -2, align="start")),
+    "lengths and causal": dict(mask=Mask.causal("start"), valid_lens=np.array([99, 1], np.int32)),
+}
+
+
+@in_an_interpreter
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # by its NumPy
+@pytest.mark.parametrize("name", PADDED)
+def test_nan_in_the_padding_changes_no_bit(name, monkeypatch):
+    from regard.pool.wide_kernel import hopper
+
+    masks, B, T, S, N, K, D = PADDED[name], 2, 150, 280, 4, 2, 64
+    rng = np.random.default_rng(0)
+    clean = [
+        rounded(rng.standard_normal(shape), "bfloat16").astype(np.float32)
+        for shape in ((B, T, N, D), (B, S, K, D), (B, S, K, D))
+    ]
+    ones = np.ones((B, T, N, 1), np.float32), np.ones((B, S, N, 1), np.float32)
+    weights = np.asarray(regard.weights(*ones, **masks))  # [B, N, T, S]: who sees whom
+    empty, unseen = (weights == 0).all(3).swapaxes(1, 2), (weights == 0).all((1, 2))
+    assert unseen.any()
+    dirty = [array.copy() for array in clean]
+    for array, where in zip(dirty, (empty, unseen, unseen), strict=True):
+        array[where] = np.resize([np.nan, np.inf, -np.inf], array[where].shape)
+
+    forward, asked = hopper.forward, []
+
+    def interpreted(*arrays, **static):
+        asked.append(static)
+        return forward(*arrays, **static, interpret=interpreter())
+
+    monkeypatch.setattr(hopper, "forward", interpreted)
+    monkeypatch.setattr(request, "_described", lambda _: Device("gpu", (9, 0)))
+
+    def pool(tensors):
+        arrays = (jnp.asarray(array, jnp.bfloat16) for array in tensors)
+        out = regard.attend(*arrays, **masks, implementation="pallas")
+        return np.asarray(out.astype(jnp.float32))
+
+    _pool.clear_cache()
+    out, same = pool(clean), pool(dirty)
+    _pool.clear_cache()
+    assert asked, "another kernel ran"
+    np.testing.assert_array_equal(same, out)
+    np.testing.assert_array_equal(out[empty], 0)
+    expected_out = regard.attend(*clean, **masks, implementation="reference")
+    assert_close(out, np.asarray(expected_out), DTYPES["bfloat16"].forward * 2, "out")

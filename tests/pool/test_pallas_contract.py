@@ -26,6 +26,7 @@ from contract import (
     empty_rows_are_exactly_zero,
     equals_the_oracle,
     padding_reaches_nothing,
+    padding_reaches_nothing_alone,
 )
 from problem import as_arguments, assert_close, draw, error
 from regard.attend import _pool
@@ -84,6 +85,8 @@ def the_contract_holds(problem):
     equals_the_oracle(problem)
     empty_rows_are_exactly_zero(problem)
     padding_reaches_nothing(problem)
+    if "dot" in problem.case.score:  # a call that is not differentiated hides only values there
+        padding_reaches_nothing_alone(problem)
     breaking_one_value_shows(problem)
     if cases.SCORES[problem.case.score].approximate:
         far_data_take_the_definition(problem)

@@ -15,7 +15,7 @@ from jax import Array
 
 from regard.mask import Allowed, LengthsAndBand, MaskFacts
 from regard.normalize import Softmax
-from regard.pool.problem import Problem
+from regard.pool.problem import Problem, hide_late
 from regard.pool.request import LiftFacts, Request
 from regard.pool.ways import find_ways
 from regard.score.contract import Lift, Score, repeat_heads
@@ -27,6 +27,10 @@ from regard.varying import vary_as
 # where a query's log-sum-exp is below -88 its gradient is NaN (github.com/NVIDIA/cudnn-frontend,
 # issues 160, 628 and 1072). Tiles are at most so long.
 TILE = 128
+
+# Whether cuDNN is told that an empty example has no queries either, and trusted to give exactly 0
+# for them. That would save a pass over the output; it has not been seen on a GPU yet.
+NO_QUERIES_IF_EMPTY = False
 
 
 class MaskArguments(NamedTuple):
@@ -62,6 +66,23 @@ def cudnn(problem: Problem, scale: float | None = None) -> tuple[Array, Array]:
         scale: as `static_scale` found it: the kernel multiplies by it, and there is no pass over
             the queries. None: the score's own lift.
     """
+    pool = functools.partial(_call, scale=scale)
+    if scale is None:  # a lift may mix rows, padding with the rest
+        return pool(problem.hidden())
+    return hide_late(functools.partial(_call_alone, scale=scale), pool, problem)
+
+
+def _call_alone(problem: Problem, scale: float) -> tuple[Array, Array]:
+    """A forward pass without a way back: cuDNN replaces the scores of keys past the lengths, and
+    what it makes of an empty example's queries is replaced here.
+    """
+    out, lifted = _call(problem.with_hidden_values(), scale)
+    if problem.seeing is not None and not NO_QUERIES_IF_EMPTY:
+        out = jnp.where(problem.seeing[..., None], out, 0)
+    return out, lifted
+
+
+def _call(problem: Problem, scale: float | None) -> tuple[Array, Array]:
     query, key, value = problem.query, problem.key, cast(Array, problem.value)
     if scale is None:
         query, key = _features(problem)
@@ -111,8 +132,8 @@ def mask_arguments(allowed: Allowed, axes: Axes) -> MaskArguments:
     """A mask that `accepts` has accepted, as jax.nn takes it.
 
     cuDNN aligns causal order at the start, as `facts.band` is aligned. An empty example passes
-    for one of length 1: its only key and value are zero by `hide_padding`, so that its output
-    is exactly 0, and no gradient gets past the zeros. What cuDNN makes of length 0 never matters.
+    for one of length 1. Hidden, its only key and value are zero, so that its output is exactly 0,
+    and no gradient gets past the zeros. What cuDNN makes of length 0 never matters.
     """
     lens, band = cast(LengthsAndBand, allowed.as_lengths_and_band())
     causal = band.right is not None
@@ -121,21 +142,23 @@ def mask_arguments(allowed: Allowed, axes: Axes) -> MaskArguments:
         if axes.T % TILE == 0 and axes.S % TILE == 0:
             return MaskArguments(causal, window)
         lens = jnp.full(1, axes.S, jnp.int32)
-    lens = jnp.broadcast_to(jnp.maximum(lens, 1), (axes.B,))
+    lens = jnp.broadcast_to(lens, (axes.B,))
     queries = jnp.full_like(lens, axes.T)
+    if NO_QUERIES_IF_EMPTY:
+        queries = jnp.where(lens > 0, queries, 0)
+    lens = jnp.maximum(lens, 1)
     return MaskArguments(causal, window, queries, lens)
 
 
 def _features(problem: Problem) -> tuple[Array, Array]:
     """phi(q) and psi(k) in the inputs' dtype, zero in padding whatever the lift makes of zeros."""
-    axes, dtype = problem.axes, problem.query.dtype
+    dtype = problem.query.dtype
     lift = cast(Lift, find_ways(problem)[0][0].lift)
     query, key = lift.query_features().astype(dtype), lift.key_features().astype(dtype)
     if problem.visible is not None:
         key = jnp.where(repeat_heads(problem.visible[..., None], key), key, 0)
-    seeing = problem.allowed.seeing_queries(axes)  # [B|1, N|1, T|1]
-    if seeing is not None:
-        query = jnp.where(seeing[..., None], query, 0)
+    if problem.seeing is not None:
+        query = jnp.where(problem.seeing[..., None], query, 0)
     return query, key
 
 

@@ -5,6 +5,7 @@ by request, as tanh in registers (tanh_kernel).
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from jax import Array
 
 from regard.normalize import Softmax
 from regard.pool.passes import DivisiblePass, Static, pool_by
-from regard.pool.problem import Problem
+from regard.pool.problem import Problem, hide_late
 from regard.pool.request import Device, Request
 from regard.pool.sharded import ShardedPass
 from regard.pool.ways import Way, find_ways, lift_ran
@@ -119,6 +120,20 @@ def pallas(problem: Problem, target: Target, scale: float | None) -> tuple[Array
         scale: a number that the score only multiplies by, known before any data: the kernel
             multiplies, and no copy of the queries is made. None: the lift multiplies.
     """
+    pool = functools.partial(_pool, target=target, scale=scale)
+    if scale is None:  # a lift may mix rows, padding with the rest
+        return pool(problem.hidden())
+    return hide_late(functools.partial(_pool_alone, target=target, scale=scale), pool, problem)
+
+
+def _pool_alone(problem: Problem, target: Target, scale: float) -> tuple[Array, Array]:
+    """A forward pass without a way back. Its kernels replace the scores of pairs that may not meet;
+    a query that meets no key has no weight, and its output is 0.
+    """
+    return _pool(problem.with_hidden_values(), target, scale)
+
+
+def _pool(problem: Problem, target: Target, scale: float | None) -> tuple[Array, Array]:
     ways, in_range = find_ways(problem, tiled=False)
     prepared = [_prepare(problem, way, target, scale) for way in ways]
     passes, operands = zip(*prepared, strict=True)

@@ -1,9 +1,13 @@
 """What every backend is given: one checked attention problem on canonical axes.
 
-Nothing in `pool` checks or reshapes the caller's arrays; attend.py has done that.
+Nothing in `pool` checks or reshapes the caller's arrays; attend.py has done that. What they hold in
+the padding is still the caller's, NaN perhaps: a backend hides it.
 """
 
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +24,10 @@ from regard.shapes import Axes
 class Problem:
     """One call of attend, on axes [B, N, T, Hq], [B, K, S, Hk] and [B, K, S, V].
 
-    Keys and values no query may look at, and queries that may look at nothing, are zero.
-
     Attributes:
         value: None where only the weights are asked for.
         visible: [B, K, S] bool, keys that some query may look at; None means all.
+        seeing: [B|1, N|1, T|1] bool, queries that may look at some key; None means all.
         bias: [B|1, N|1, T|1, S|1]; None is zero.
         seed: two uint32 words for dropout; None means none.
     """
@@ -35,37 +38,54 @@ class Problem:
     score: Score
     allowed: Allowed
     visible: Array | None
+    seeing: Array | None
     bias: Array | None
     seed: Array | None
     normalize: Normalizer = field(metadata=dict(static=True))
     dropout_rate: float = field(metadata=dict(static=True))
     axes: Axes = field(metadata=dict(static=True))
 
+    def hidden(self) -> "Problem":
+        """Zero where nobody may look, and who may look at nothing; NaN there reaches nothing."""
+        query, key = _zero_but(self.seeing, self.query), _zero_but(self.visible, self.key)
+        return replace(self.with_hidden_values(), query=query, key=key)
 
-def hide_padding(
-    query: Array,
-    key: Array,
-    value: Array | None,
-    visible: Array | None,
-    seeing: Array | None,
-    axes: Axes,
-) -> tuple[Array, Array, Array | None, Array | None]:
-    """Zeroes what nobody may look at, and who may look at nothing; NaN there reaches nothing.
+    def with_hidden_values(self) -> "Problem":
+        """The same of the values alone."""
+        value = None if self.value is None else _zero_but(self.visible, self.value)
+        return replace(self, value=value)
+
+
+def _zero_but(rows: Array | None, array: Array) -> Array:
+    return array if rows is None else jnp.where(rows[..., None], array, 0)
+
+
+Pool = Callable[[Problem], tuple[Array, Array]]  # to the output, and whether the lift ran
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def hide_late(alone: Pool, pool: Pool, problem: Problem) -> tuple[Array, Array]:
+    """alone(problem); where the call is differentiated, pool(problem.hidden()).
+
+    A kernel that replaces the scores a mask forbids does not care what they were made of, so a
+    forward pass alone needs no copy of queries and keys: on a GPU each would take a twentieth of
+    the kernel's own time. The way back needs them: there d scores of 0 are multiplied by queries
+    and keys, and 0 · NaN is NaN.
 
     Args:
-        visible: [B|1, N|1, S] bool, keys that some query may look at; None means all.
-        seeing: [B|1, N|1, T|1] bool, queries that may look at some key; None means all.
-
-    Returns query, key, value and the keys' visibility, [B, K, S].
+        alone: a forward pass that NaN in the padding does not reach, and that equals `pool` on
+            the hidden problem. Both are static: they close over no array.
     """
-    if axes.empty():
-        return query, key, value, None
-    if visible is not None:
-        if visible.shape[1] not in (1, axes.K):  # any of the query heads that share a key head
-            visible = visible.reshape(visible.shape[0], axes.K, -1, axes.S).any(2)
-        visible = jnp.broadcast_to(visible, (axes.B, axes.K, axes.S))
-        key = jnp.where(visible[..., None], key, 0)
-        value = None if value is None else jnp.where(visible[..., None], value, 0)
-    if seeing is not None:
-        query = jnp.where(seeing[..., None], query, 0)
-    return query, key, value, visible
+    return alone(problem)
+
+
+def _forward(alone: Pool, pool: Pool, problem: Problem) -> tuple[tuple[Array, Array], Any]:
+    out, back, lifted = jax.vjp(lambda raw: pool(raw.hidden()), problem, has_aux=True)
+    return (out, lifted), back
+
+
+def _backward(alone: Pool, pool: Pool, back: Any, cotangents: tuple[Array, Any]) -> tuple[Problem]:
+    return back(cotangents[0])
+
+
+hide_late.defvjp(_forward, _backward)

@@ -179,7 +179,7 @@ def _lift_facts(
         score = jax.tree.unflatten(structure, parameters)
         allowed = Allowed(None, None, (), ())
         ways, _ = find_ways(
-            Problem(query, key, None, score, allowed, seen, None, None, normalize, 0.0, axes)
+            Problem(query, key, None, score, allowed, seen, *(None,) * 3, normalize, 0.0, axes)
         )
         lift = ways[0].lift
         return None if lift is None else (lift, lift.query_features())
