@@ -16,7 +16,7 @@ from absent_gpu import on_hopper
 from cases import interpreted_kernels
 from problem import assert_close
 from regard.attend import _pool
-from regard.pool import request
+from regard.pool import cudnn, request
 from regard.pool.request import Device
 
 B, T, S, N, K, D = 2, 256, 512, 4, 2, 64
@@ -74,10 +74,11 @@ def test_kernels_hide_what_a_lift_is_given(score, monkeypatch):
     assert keys >= 1
 
 
-def test_cudnn_hides_queries_and_keys_on_the_way_back_only():
-    """Its values are as wide as its keys: one select of that shape is theirs; and one as large as
-    the queries sets the output of empty examples.
+def test_cudnn_hides_queries_and_keys_on_the_way_back_only(monkeypatch):
+    """As soon as it is known to replace scores. Values are as wide as keys, so one select of that
+    shape is theirs; and one as large as the queries sets the output of empty examples.
     """
+    monkeypatch.setattr(cudnn, "REPLACES_SCORES", True)
     with on_hopper():
         attend = functools.partial(regard.attend, valid_lens=LENS, implementation="cudnn")
         assert hidden(attend, *shapes(V=D)) == (1, 1)

@@ -28,8 +28,11 @@ from regard.varying import vary_as
 # issues 160, 628 and 1072). Tiles are at most so long.
 TILE = 128
 
-# Whether cuDNN is told that an empty example has no queries either, and trusted to give exactly 0
-# for them. That would save a pass over the output; it has not been seen on a GPU yet.
+# Two things that would save passes over arrays, and have not been seen of cuDNN on a GPU yet.
+# That its forward pass replaces the scores of masked keys, whatever these hold: then queries and
+# keys need not be hidden there. That it gives exactly 0 to the queries of an empty example if it is
+# told that there are none: then the output need not be looked through for them.
+REPLACES_SCORES = False
 NO_QUERIES_IF_EMPTY = False
 
 
@@ -67,7 +70,7 @@ def cudnn(problem: Problem, scale: float | None = None) -> tuple[Array, Array]:
             the queries. None: the score's own lift.
     """
     pool = functools.partial(_call, scale=scale)
-    if scale is None:  # a lift may mix rows, padding with the rest
+    if scale is None or not REPLACES_SCORES:  # a lift may mix rows, padding with the rest
         return pool(problem.hidden())
     return hide_late(functools.partial(_call_alone, scale=scale), pool, problem)
 
