@@ -11,6 +11,7 @@ from jax.experimental.pallas import triton as plt
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from regard.pool.tanh_kernel import TanhOperands, TanhScore, d_projected, operands
+from regard.pool.tanh_kernel.instructions import Float32
 from regard.pool.tanh_kernel.operands import BOUND, SHIFT, TWO_LOG2_E
 from regard.pool.tanh_kernel.walk import WalkBlocks
 
@@ -225,3 +226,19 @@ def test_pull_lowers_for_a_gpu(hidden, dtype):
     g = absent(2, 256, 384, dtype=dtype)
     arrays = g, absent(2, 256, hidden), absent(2, 384, hidden), absent(hidden)
     assert lowered(d_projected, *arrays).count("xla.gpu.triton") == 2
+
+
+@pytest.mark.parametrize("x64", [True, False])
+def test_numbers_in_the_code_reach_instructions_as_float32(x64):
+    """A float64 1.0 would fill two registers, and the instruction read one of them: 0."""
+    unit = Float32(interpret=False)
+
+    def all_of_them(a):
+        return unit.fma(a, a, 1.0), unit.take(a, 2.0, 1.0), unit.reciprocal(a), unit.exp2(a)
+
+    with jax.enable_x64(x64):
+        traced = jax.make_jaxpr(all_of_them)(jnp.ones(8, jnp.float32))
+    instructions = [e for e in traced.eqns if "inline_asm" in e.primitive.name]
+    assert len(instructions) == 4
+    kinds = {v.aval.dtype for e in instructions for v in (*e.invars, *e.outvars)}
+    assert kinds == {jnp.dtype("float32")}

@@ -42,10 +42,12 @@ class Float32:
 
 
 def _ptx(instruction: str, *operands: Any) -> Array:
-    shape = jnp.broadcast_shapes(*(jnp.shape(operand) for operand in operands))
+    # In float32 whatever JAX's default: a 1.0 of float64 in a register of 32 bits reads as 0.
+    arrays = [jnp.asarray(operand, jnp.float32) for operand in operands]
+    shape = jnp.broadcast_shapes(*(array.shape for array in arrays))
     [result] = plt.elementwise_inline_asm(
         instruction,
-        args=[jnp.broadcast_to(operand, shape) for operand in operands],
+        args=[jnp.broadcast_to(array, shape) for array in arrays],
         constraints=",".join(["=f"] + ["f"] * len(operands)),
         pack=1,
         result_shape_dtypes=[jax.ShapeDtypeStruct(shape, jnp.float32)],
