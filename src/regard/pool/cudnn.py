@@ -4,9 +4,11 @@ Valid lengths, causal order and a window to the left go into the kernel as numbe
 would need a T×S array is refused, in words; choose.py then goes on to the next backend.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -28,12 +30,10 @@ from regard.varying import vary_as
 # issues 160, 628 and 1072). Tiles are at most so long.
 TILE = 128
 
-# Two things that would save passes over arrays, and have not been seen of cuDNN on a GPU yet.
-# That its forward pass replaces the scores of masked keys, whatever these hold: then queries and
-# keys need not be hidden there. That it gives exactly 0 to the queries of an empty example if it is
-# told that there are none: then the output need not be looked through for them.
-REPLACES_SCORES = False
-NO_QUERIES_IF_EMPTY = False
+# Of this version and newer ones it is known that the forward pass replaces the scores of masked
+# keys, whatever these hold, and writes 0 for an example that is said to have no queries: padding
+# need not be hidden from it. Seen on an H200; tests/pool/test_cudnn_contract.py looks again.
+REPLACES_SCORES = (9, 19)
 
 
 class MaskArguments(NamedTuple):
@@ -70,19 +70,15 @@ def cudnn(problem: Problem, scale: float | None = None) -> tuple[Array, Array]:
             the queries. None: the score's own lift.
     """
     pool = functools.partial(_call, scale=scale)
-    if scale is None or not REPLACES_SCORES:  # a lift may mix rows, padding with the rest
+    # A lift may mix rows, padding with the rest.
+    if scale is None or not _replaces_scores():
         return pool(problem.hidden())
     return hide_late(functools.partial(_call_alone, scale=scale), pool, problem)
 
 
 def _call_alone(problem: Problem, scale: float) -> tuple[Array, Array]:
-    """A forward pass without a way back: cuDNN replaces the scores of keys past the lengths, and
-    what it makes of an empty example's queries is replaced here.
-    """
-    out, lifted = _call(problem.with_hidden_values(), scale)
-    if problem.seeing is not None and not NO_QUERIES_IF_EMPTY:
-        out = jnp.where(problem.seeing[..., None], out, 0)
-    return out, lifted
+    """A forward pass without a way back."""
+    return _call(problem.with_hidden_values(), scale)
 
 
 def _call(problem: Problem, scale: float | None) -> tuple[Array, Array]:
@@ -117,6 +113,19 @@ def _even(rows: Array) -> Array:
     return jnp.pad(rows, ((0, 0), (0, rows.shape[1] % 2), (0, 0), (0, 0)))
 
 
+def _replaces_scores() -> bool:
+    return _version() >= REPLACES_SCORES
+
+
+@functools.cache
+def _version() -> tuple[int, ...]:
+    """Of the cuDNN that was installed with JAX; one from elsewhere is not known, and (0,)."""
+    for name in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):  # packaged once for each CUDA
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return tuple(int(part) for part in metadata.version(name).split(".")[:2])
+    return (0,)
+
+
 def static_scale(score: Score, width: int) -> float | None:
     """A dot product's scale where it is a number and not an array; None for every other score.
 
@@ -136,7 +145,8 @@ def mask_arguments(allowed: Allowed, axes: Axes) -> MaskArguments:
 
     cuDNN aligns causal order at the start, as `facts.band` is aligned. An empty example passes
     for one of length 1. Hidden, its only key and value are zero, so that its output is exactly 0,
-    and no gradient gets past the zeros. What cuDNN makes of length 0 never matters.
+    and no gradient gets past the zeros; not hidden, it has no queries either. What cuDNN makes of
+    length 0 of keys never matters.
     """
     lens, band = cast(LengthsAndBand, allowed.as_lengths_and_band())
     causal = band.right is not None
@@ -147,10 +157,9 @@ def mask_arguments(allowed: Allowed, axes: Axes) -> MaskArguments:
         lens = jnp.full(1, axes.S, jnp.int32)
     lens = jnp.broadcast_to(lens, (axes.B,))
     queries = jnp.full_like(lens, axes.T)
-    if NO_QUERIES_IF_EMPTY:
+    if _replaces_scores():
         queries = jnp.where(lens > 0, queries, 0)
-    lens = jnp.maximum(lens, 1)
-    return MaskArguments(causal, window, queries, lens)
+    return MaskArguments(causal, window, queries, jnp.maximum(lens, 1))
 
 
 def _features(problem: Problem) -> tuple[Array, Array]:
