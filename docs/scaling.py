@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-RUN = HERE.parent / "benchmarks" / "results" / "nvidia-h200-2026-11-15.json"
+RUN = HERE.parent / "benchmarks" / "results" / "nvidia-h200-2026-11-16.json"
 PICTURE = HERE / "images" / "scaling.png"
 
 # Assumptions. Bytes per second out of one device; the first eight share a machine.

@@ -46,7 +46,7 @@ def test_every_named_recipe_is_whole(name):
 def test_the_recipes_that_there_should_be():
     assert {"default", "demo", "hansards", "multi30k", "tatoeba"} <= set(NAMES)
     multi30k = Settings.named("multi30k")
-    assert (multi30k.model["embedding"], multi30k.model["encoder"]) == (256, 256)
+    assert (multi30k.model["embedding"], multi30k.model["encoder"]) == (512, 512)
     assert multi30k.recipe.stop_on == "bleu"
     assert Settings.named("hansards").data.expand
 
