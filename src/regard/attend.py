@@ -18,7 +18,7 @@ from regard.mask import Mask, resolve
 from regard.normalize import Normalizer, Softmax
 from regard.pool.blockwise import blockwise
 from regard.pool.choose import Choice
-from regard.pool.cudnn import cudnn, static_scale
+from regard.pool.cudnn import cudnn, skips_padding, static_scale
 from regard.pool.layout import forced_tiling
 from regard.pool.pallas import Target, pallas
 from regard.pool.problem import Problem
@@ -266,6 +266,7 @@ class _Settings:
     policy: LiftPolicy
     scale: float | None  # a number among the score's parameters, which inside jit is an array
     target: Target | None  # of the kernels
+    skips: bool  # padding: what cuDNN does on its device
     over: Ring | None  # the devices that share the sequence
 
     @classmethod
@@ -274,9 +275,17 @@ class _Settings:
         if choice.name in ("cudnn", "pallas"):
             scale = static_scale(problem.score, problem.axes.query_width)
         target = Target.of(choice.request.device) if choice.name == "pallas" else None
-        platform = jax.default_backend()
-        over = choice.request.over
-        return cls(choice.name, forced_tiling(), platform, lift_policy(), scale, target, over)
+        skips = choice.name == "cudnn" and skips_padding(choice.request.device)
+        return cls(
+            choice.name,
+            forced_tiling(),
+            jax.default_backend(),
+            lift_policy(),
+            scale,
+            target,
+            skips,
+            choice.request.over,
+        )
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -289,7 +298,7 @@ def _pool(problem: Problem, settings: _Settings) -> tuple[Array, Array]:
     elif settings.implementation == "reference":
         out = reference(problem.hidden()).astype(value.dtype)
     elif settings.implementation == "cudnn":
-        out, lifted = cudnn(problem, settings.scale)
+        out, lifted = cudnn(problem, settings.scale, settings.skips)
     elif settings.over is not None:
         out, lifted = ring(problem.hidden(), settings.over, settings.tiling, settings.platform)
     elif settings.target is not None:

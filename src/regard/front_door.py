@@ -65,7 +65,8 @@ def prepare(
     choice = choose(request, implementation)
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
     value = None if value is None else axes.canonical(value)
-    visible, seeing = _per_key_head(visible, axes), None if axes.empty() else seeing
+    visible = _per_key_head(visible, axes)
+    seeing = None if axes.empty() else seeing
     problem = Problem(
         query,
         key,

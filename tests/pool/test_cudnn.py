@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import re
+from importlib import metadata
 
 import jax
 import jax.numpy as jnp
@@ -276,20 +277,41 @@ MAPPED = {
 }
 
 
-@pytest.mark.parametrize("version", [(9, 10), (9, 19)])
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        ({}, (0,)),
+        ({"nvidia-cudnn-cu12": "9.10.2.21"}, (9, 10)),
+        ({"nvidia-cudnn-cu13": "9.19.0.56", "nvidia-cudnn-cu12": "9.10.2.21"}, (9, 10)),
+        ({"nvidia-cudnn-cu13": "10.2rc1"}, (10, 2)),
+    ],
+    ids=str,
+)
+def test_which_cudnn_this_is(installed, expected, monkeypatch):
+    """The oldest of those installed: which one JAX loads is not said."""
+
+    def version(name):
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert cudnn._version.__wrapped__() == expected
+
+
+@pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize("name", MAPPED)
-def test_what_becomes_of_a_mask(name, version, monkeypatch):
-    monkeypatch.setattr(cudnn, "_version", lambda: version)
+def test_what_becomes_of_a_mask(name, skips):
     changes, (causal, window, lens) = MAPPED[name]
     axes = dataclasses.replace(AXES, **changes.get("axes", {}))
     allowed = resolve(changes.get("mask"), changes.get("lens"), axes)
-    found = cudnn.mask_arguments(allowed, axes)
+    found = cudnn.mask_arguments(allowed, axes, skips)
     assert (found.is_causal, found.local_window_size) == (causal, window)
     if lens is None:
         assert found.query_seq_lengths is None
         assert found.key_value_seq_lengths is None
         return
-    queries = 0 if name == "lengths" and version >= cudnn.REPLACES_SCORES else axes.T
+    queries = 0 if name == "lengths" and skips else axes.T  # its second example is empty
     for array, expected in (
         (found.key_value_seq_lengths, lens),
         (found.query_seq_lengths, [axes.T, queries]),

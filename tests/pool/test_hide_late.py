@@ -75,14 +75,21 @@ def test_kernels_hide_what_a_lift_is_given(score, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "alone"), [((9, 19), (0, 1)), ((9, 10), (1, 2)), ((0,), (1, 2))]
+    ("version", "capability", "alone"),
+    [
+        ((9, 19), (9, 0), (0, 1)),
+        ((9, 19), (8, 0), (1, 2)),
+        ((9, 10), (9, 0), (1, 2)),
+        ((0,), (9, 0), (1, 2)),
+    ],
 )
-def test_cudnn_hides_queries_and_keys_on_the_way_back_only(version, alone, monkeypatch):
-    """If it is a version that replaces scores. Values are as wide as keys, so one select of that
-    shape is theirs.
+def test_cudnn_hides_queries_and_keys_on_the_way_back_only(version, capability, alone, monkeypatch):
+    """Where it was seen to skip padding. Values are as wide as keys, so one select of that shape
+    is theirs.
     """
     with on_hopper():
         monkeypatch.setattr(cudnn, "_version", lambda: version)
+        monkeypatch.setattr(request, "_described", lambda _: Device("gpu", capability))
         attend = functools.partial(regard.attend, valid_lens=LENS, implementation="cudnn")
         assert hidden(attend, *shapes(V=D)) == alone
         queries, keys = hidden(gradient(attend), *shapes(V=D))

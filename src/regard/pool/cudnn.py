@@ -7,6 +7,7 @@ would need a T×S array is refused, in words; choose.py then goes on to the next
 import contextlib
 import functools
 import math
+import re
 from collections.abc import Iterator
 from importlib import metadata
 from typing import Any, NamedTuple, cast
@@ -18,7 +19,7 @@ from jax import Array
 from regard.mask import Allowed, LengthsAndBand, MaskFacts
 from regard.normalize import Softmax
 from regard.pool.problem import Problem, hide_late
-from regard.pool.request import LiftFacts, Request
+from regard.pool.request import Device, LiftFacts, Request
 from regard.pool.ways import find_ways
 from regard.score.contract import Lift, Score, repeat_heads
 from regard.score.dot import Dot
@@ -30,10 +31,10 @@ from regard.varying import vary_as
 # issues 160, 628 and 1072). Tiles are at most so long.
 TILE = 128
 
-# Of this version and newer ones it is known that the forward pass replaces the scores of masked
-# keys, whatever these hold, and writes 0 for an example that is said to have no queries: padding
-# need not be hidden from it. Seen on an H200; tests/pool/test_cudnn_contract.py looks again.
-REPLACES_SCORES = (9, 19)
+# Where this was seen, and is taken to hold: the forward pass of cuDNN 9.19 on Hopper (an H200)
+# replaces the scores of masked keys, whatever these hold, and writes 0 for an example that is said
+# to have no queries. Padding need not be hidden from it; tests/pool/test_cudnn_contract.py looks.
+SKIPS_PADDING_SINCE, SKIPS_PADDING_ON = (9, 19), 9
 
 
 class MaskArguments(NamedTuple):
@@ -59,7 +60,7 @@ def accepts(request: Request) -> str:
     return f"fused by cuDNN, memory linear in T and S; {_describe(request.mask)}"
 
 
-def cudnn(problem: Problem, scale: float | None = None) -> tuple[Array, Array]:
+def cudnn(problem: Problem, scale: float | None = None, skips: bool = False) -> tuple[Array, Array]:
     """The output, [B, N, T, V], in the value's dtype, and that the lift ran (bool scalar).
 
     First derivatives only, by JAX's own rule; for more, implementation="reference".
@@ -68,25 +69,25 @@ def cudnn(problem: Problem, scale: float | None = None) -> tuple[Array, Array]:
         problem: one that `accepts` has accepted.
         scale: as `static_scale` found it: the kernel multiplies by it, and there is no pass over
             the queries. None: the score's own lift.
+        skips: as `skips_padding` found it.
     """
     pool = functools.partial(_call, scale=scale)
-    # A lift may mix rows, padding with the rest.
-    if scale is None or not _replaces_scores():
+    if scale is None or not skips:  # a lift may mix rows, padding with the rest
         return pool(problem.hidden())
     return hide_late(functools.partial(_call_alone, scale=scale), pool, problem)
 
 
 def _call_alone(problem: Problem, scale: float) -> tuple[Array, Array]:
     """A forward pass without a way back."""
-    return _call(problem.with_hidden_values(), scale)
+    return _call(problem.with_hidden_values(), scale, skips=True)
 
 
-def _call(problem: Problem, scale: float | None) -> tuple[Array, Array]:
+def _call(problem: Problem, scale: float | None, skips: bool = False) -> tuple[Array, Array]:
     query, key, value = problem.query, problem.key, cast(Array, problem.value)
     if scale is None:
         query, key = _features(problem)
     value = repeat_heads(value, key)
-    mask = mask_arguments(problem.allowed, problem.axes)
+    mask = mask_arguments(problem.allowed, problem.axes, skips)
     operands = (query, key, value, mask.query_seq_lengths, mask.key_value_seq_lengths)
     operands = _mapped_together(vary_as(operands, operands))
     # The caller's (B, T, N, D) again: a pair of transposes that XLA cancels.
@@ -113,17 +114,23 @@ def _even(rows: Array) -> Array:
     return jnp.pad(rows, ((0, 0), (0, rows.shape[1] % 2), (0, 0), (0, 0)))
 
 
-def _replaces_scores() -> bool:
-    return _version() >= REPLACES_SCORES
+def skips_padding(device: Device) -> bool:
+    """Whether cuDNN on this device is known to look at no padding in a forward pass."""
+    capability = device.capability
+    on = capability is not None and capability[0] == SKIPS_PADDING_ON
+    return on and _version() >= SKIPS_PADDING_SINCE
 
 
 @functools.cache
 def _version() -> tuple[int, ...]:
-    """Of the cuDNN that was installed with JAX; one from elsewhere is not known, and (0,)."""
+    """Of the cuDNN that was installed with JAX: the oldest, where there are several, of which one
+    may be another library's. One that is not a Python package is not known, and (0,).
+    """
+    found = []
     for name in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):  # packaged once for each CUDA
         with contextlib.suppress(metadata.PackageNotFoundError):
-            return tuple(int(part) for part in metadata.version(name).split(".")[:2])
-    return (0,)
+            found.append(re.findall(r"\d+", metadata.version(name))[:2])
+    return min((tuple(map(int, parts)) for parts in found), default=(0,))
 
 
 def static_scale(score: Score, width: int) -> float | None:
@@ -140,13 +147,13 @@ def static_scale(score: Score, width: int) -> float | None:
     return float(cast(float, score.scale)) if plain else None
 
 
-def mask_arguments(allowed: Allowed, axes: Axes) -> MaskArguments:
+def mask_arguments(allowed: Allowed, axes: Axes, skips: bool = False) -> MaskArguments:
     """A mask that `accepts` has accepted, as jax.nn takes it.
 
     cuDNN aligns causal order at the start, as `facts.band` is aligned. An empty example passes
     for one of length 1. Hidden, its only key and value are zero, so that its output is exactly 0,
-    and no gradient gets past the zeros; not hidden, it has no queries either. What cuDNN makes of
-    length 0 of keys never matters.
+    and no gradient gets past the zeros. With `skips`, where it is not hidden, it has no queries
+    either. What cuDNN makes of no keys never matters.
     """
     lens, band = cast(LengthsAndBand, allowed.as_lengths_and_band())
     causal = band.right is not None
@@ -157,7 +164,7 @@ def mask_arguments(allowed: Allowed, axes: Axes) -> MaskArguments:
         lens = jnp.full(1, axes.S, jnp.int32)
     lens = jnp.broadcast_to(lens, (axes.B,))
     queries = jnp.full_like(lens, axes.T)
-    if _replaces_scores():
+    if skips:
         queries = jnp.where(lens > 0, queries, 0)
     return MaskArguments(causal, window, queries, jnp.maximum(lens, 1))
 

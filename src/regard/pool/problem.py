@@ -1,7 +1,8 @@
 """What every backend is given: one checked attention problem on canonical axes.
 
 Nothing in `pool` checks or reshapes the caller's arrays; attend.py has done that. What they hold in
-the padding is still the caller's, NaN perhaps: a backend hides it.
+the padding is still the caller's, NaN perhaps. A backend is given `hidden()`, but for cudnn and
+pallas, which call it themselves, and only where they need it.
 """
 
 import functools

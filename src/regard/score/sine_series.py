@@ -129,7 +129,7 @@ def _for_the_middle(series: SineSeries, value: float, slope: float) -> SineSerie
     density = _density(z, limit)
     spacing = np.sqrt(1.0 - (z / limit) ** 2)  # the points are denser towards the end
     best, best_error = series, _usual_error(series)
-    for ratio in series.half_period / limit + np.linspace(-0.04, 0.04, 9):
+    for ratio in series.half_period / limit + np.linspace(-0.04, 0.04, 5):
         problem = _problem(terms, limit, limit * ratio)
         low, high = 0, 36  # floors of 10^-8 to 10, by quarters of a power
         while low < high:

@@ -42,8 +42,8 @@ class Config:
         attention_width: the additive score's hidden width h; None: the decoder's width.
         query: what the decoder asks with. "state": s, Bahdanau's, which has not read the token
             written last; "token": s + W y; "conditional": s after a GRU (or LSTM) of its own has
-            read y, and another one then reads the context, as in Nematus and LIUM's nmtpy. Without
-            attention there is none.
+            read y, and another one then reads the context, as in Nematus and LIUM's nmtpy: both in
+            the first layer, whose state asks then. Without attention there is no query.
         tie: "none"; "target": the target embedding is also the output layer's kernel; "all": the
             source embedding too (one joint vocabulary).
         embedding_dropout: on the source embeddings. This one and the next two are where LIUM's
@@ -91,8 +91,14 @@ class Config:
                     f"{name} must count at least pad, unk, bos, eos and one token. "
                     f"Got {getattr(self, name)}."
                 )
-        choices = {"cell": CELLS, "attention": ATTENTIONS, "query": QUERIES, "tie": TIES}
-        for name, known in {**choices, "dtype": DTYPES}.items():
+        choices = {
+            "cell": CELLS,
+            "attention": ATTENTIONS,
+            "query": QUERIES,
+            "tie": TIES,
+            "dtype": DTYPES,
+        }
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 listed = ", ".join(repr(choice) for choice in known)
                 raise ValueError(f"{name} must be one of {listed}. Got {getattr(self, name)!r}.")

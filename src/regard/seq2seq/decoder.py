@@ -10,6 +10,8 @@ s_{t−1} + W y_{t−1} instead; where it is "conditional", two cells take turns
 
     s' = GRU₁(y_{t−1}, s_{t−1}),   c_t = attend(s', annotations),   s_t = GRU₂(c_t, s')
 
+in the first layer; upper ones go on from s_t.
+
 Training knows every y in advance, so their products are made before the loop and the deep output
 after it; `_step` is what remains, and search takes the same one.
 """
@@ -194,8 +196,8 @@ class Decoder(nnx.Module):
         cast = {name: kernel[...].astype(dtype) for name, kernel in kernels.items()}
         return cast if self.attention is None else cast | self.attention.kernels()
 
-    def _shared(self, memory: Memory, rng: Array | None) -> "Shared":
-        """The same at every step, upper layers' dropout too.
+    def _shared(self, memory: Memory, rng: Array | None) -> Shared:
+        """What is the same at every step, the dropout of upper layers' inputs among it.
 
         A mask that changed from step to step would wipe out what the state remembers (Gal &
         Ghahramani 2016).
