@@ -83,13 +83,13 @@ def test_kernels_hide_what_a_lift_is_given(score, monkeypatch):
         ((0,), (9, 0), (1, 2)),
     ],
 )
-def test_cudnn_hides_queries_and_keys_on_the_way_back_only(version, capability, alone, monkeypatch):
+def test_cudnn_hides_queries_and_keys_on_the_way_back_only(version, capability, alone):
     """Where it was seen to skip padding. Values are as wide as keys, so one select of that shape
     is theirs.
     """
-    with on_hopper():
-        monkeypatch.setattr(cudnn, "_version", lambda: version)
-        monkeypatch.setattr(request, "_described", lambda _: Device("gpu", capability))
+    with on_hopper(), pytest.MonkeyPatch.context() as patch:  # undone before on_hopper's own
+        patch.setattr(cudnn, "_version", lambda: version)
+        patch.setattr(request, "_described", lambda _: Device("gpu", capability))
         attend = functools.partial(regard.attend, valid_lens=LENS, implementation="cudnn")
         assert hidden(attend, *shapes(V=D)) == alone
         queries, keys = hidden(gradient(attend), *shapes(V=D))
