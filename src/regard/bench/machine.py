@@ -10,9 +10,9 @@ from typing import Any
 import jax
 
 import regard
+from regard.pool import cudnn
 
-# cuDNN is packaged once for each CUDA.
-_DISTRIBUTIONS = {"cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")}
+_DISTRIBUTIONS = {"cudnn": cudnn.PACKAGES}
 _VERSIONS = ("jax", "jaxlib", "numpy", "cudnn", "keras", "torch", "triton")
 
 

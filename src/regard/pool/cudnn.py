@@ -36,6 +36,8 @@ TILE = 128
 # to have no queries. Padding need not be hidden from it; tests/pool/test_cudnn_contract.py looks.
 SKIPS_PADDING_SINCE, SKIPS_PADDING_ON = (9, 19), 9
 
+PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")  # cuDNN is packaged once for each CUDA
+
 
 class MaskArguments(NamedTuple):
     """A mask as jax.nn.dot_product_attention takes it."""
@@ -127,7 +129,7 @@ def _version() -> tuple[int, ...]:
     may be another library's. One that is not a Python package is not known, and (0,).
     """
     found = []
-    for name in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):  # packaged once for each CUDA
+    for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found.append(re.findall(r"\d+", metadata.version(name))[:2])
     return min((tuple(map(int, parts)) for parts in found), default=(0,))
