@@ -141,7 +141,8 @@ def print_findings(found: dict[str, Any], console: "Console") -> None:
     _section(console, "This machine", ((None, name, escape(t)) for name, t in _machine(found)))
     if found["devices_failure"] is None:
         _section(console, "Backends, each tried on a small problem", _backend_rows(found))
-    _section(console, "Extras", _extra_rows(found))
+    if found["extras"]:  # a source tree that was never installed knows of none
+        _section(console, "Extras", _extra_rows(found))
     model = found["model"]
     said = f"English to French, {model['megabytes']} MB" if model["present"] else model["reason"]
     sign = _SIGNS["works" if model["present"] else "absent"]
