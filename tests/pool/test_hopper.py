@@ -71,6 +71,7 @@ MASKS = {
         np.sort(_draw(rng, S, B, N, T)) + 64,
     ),
     "nothing": lambda rng, B, N, T, S: (None, np.zeros((1, 1, T))),
+    "one length": lambda rng, B, N, T, S: (None, np.full((B, 1, T), [[[S // 2 + 3]], [[5]]])),
 }
 
 
@@ -115,7 +116,7 @@ def expected(phi, psi, value, key_bias, ranges, scale):
     return out, lse[..., 0]
 
 
-def prepare(arrays, mode, dtypes, scale, splits, interpret, tokens_first=False):
+def prepare(arrays, mode, dtypes, scale, splits, interpret, tokens_first=False, hides=False):
     """The kernel, jitted, and its arguments; it gives [B, N, T, V] from both orders of axes."""
     from regard.pool.wide_kernel import hopper
 
@@ -125,7 +126,7 @@ def prepare(arrays, mode, dtypes, scale, splits, interpret, tokens_first=False):
     if start is not None or end is not None:
         tile = blocks.queries * blocks.cluster
         ranges = Ranges(start, end, (), None, None)
-        bounds = key_bounds(ranges, tile, blocks.keys, T, S, at_least_one=True)
+        bounds = key_bounds(ranges, tile, blocks.keys, T, S, at_least_one=True, last_key=hides)
     bias = arrays["key_bias"]
     sides = {"phi": dtypes[0], "psi": dtypes[0], "value": dtypes[1]}
     laid = (jnp.asarray(arrays[name], dtype) for name, dtype in sides.items())
@@ -275,6 +276,65 @@ def test_tokens_first_lowers_for_a_gpu(mode, heads, mask, splits):
     dtypes = ("bfloat16", "bfloat16")
     arrays = make(mode, mask, dtypes, 512, 512, heads)
     program, tensors = prepare(arrays, mode, dtypes, LOG2_E, splits, None, tokens_first=True)
+    text = program.trace(*tensors).lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in text
+
+
+# Padding that may be NaN, the values too: mode, mask, splits.
+RAW = [
+    ((64, 64, False), "lengths", 1),
+    ((64, 64, True), "nothing", 1),
+    ((64, 128, False), "one length", 2),
+    ((128, 128, True), "one length", 1),
+    ((192, 64, False), "one length", 2),
+    ((192, 64, True), "lengths", 1),
+    ((192, 256, True), "one length", 1),
+    ((64, 256, False), "causal", 1),
+]
+
+
+def assert_hides_values(mode, mask, splits, interpret):
+    """The same bits, whatever lies where nobody may look."""
+    dtypes, T, S = ("bfloat16", "bfloat16"), 256, 512
+    arrays = make(mode, mask, dtypes, T, S)
+    end = np.broadcast_to(arrays["ranges"][1], (2, 2, T)).max((1, 2))  # one key head
+    unseen = np.arange(S) >= end[:, None]  # [B, S]
+    outs = []
+    for padding in (0, np.nan, np.inf):
+        raw = dict(arrays)
+        for name in ("psi", "value"):
+            raw[name] = np.where(unseen[:, None, :, None], padding, arrays[name])
+        if mode[2]:
+            raw["key_bias"] = np.where(unseen[:, None], padding, arrays["key_bias"])
+        program, tensors = prepare(raw, mode, dtypes, LOG2_E, splits, interpret, hides=True)
+        outs.append([np.asarray(found) for found in program(*tensors)])
+    for out in outs[1:]:
+        np.testing.assert_array_equal(out[0], outs[0][0])
+        np.testing.assert_array_equal(out[1], outs[0][1])
+    expected_out, _ = expected(**arrays, scale=LOG2_E)
+    assert_close(outs[0][0], expected_out, DTYPES["bfloat16"].forward, "out")
+
+
+@in_an_interpreter
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # its NumPy's
+@pytest.mark.parametrize(("mode", "mask", "splits"), RAW)
+def test_hides_values_in_an_interpreter(mode, mask, splits):
+    assert_hides_values(mode, mask, splits, interpreter())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("mode", "mask", "splits"), RAW)
+def test_hides_values_on_a_gpu(mode, mask, splits):
+    if jax.devices()[0].compute_capability == "9.0":
+        assert_hides_values(mode, mask, splits, None)
+
+
+@with_mosaic
+@pytest.mark.parametrize(("mode", "mask", "splits"), RAW)
+def test_hiding_values_lowers_for_a_gpu(mode, mask, splits):
+    dtypes = ("bfloat16", "bfloat16")
+    arrays = make(mode, mask, dtypes, 512, 512)
+    program, tensors = prepare(arrays, mode, dtypes, LOG2_E, splits, None, hides=True)
     text = program.trace(*tensors).lower(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" in text
 

@@ -31,9 +31,10 @@ from regard.varying import vary_as
 # issues 160, 628 and 1072). Tiles are at most so long.
 TILE = 128
 
-# Where this was seen, and is taken to hold: the forward pass of cuDNN 9.19 on Hopper (an H200)
-# replaces the scores of masked keys, whatever these hold, and writes 0 for an example that is said
-# to have no queries. Padding need not be hidden from it; tests/pool/test_cudnn_contract.py looks.
+# Where this was seen, and is taken to hold: cuDNN 9.19 on Hopper (an H200) replaces the scores of
+# masked keys, whatever these hold. For an example that is said to have no queries it writes zeros,
+# output and gradients, and zeros for the gradients of masked keys and values. So queries need never
+# be hidden from it, keys on the way back only; tests/pool/test_cudnn_contract.py looks.
 SKIPS_PADDING_SINCE, SKIPS_PADDING_ON = (9, 19), 9
 
 PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")  # cuDNN is packaged once for each CUDA
@@ -73,15 +74,20 @@ def cudnn(problem: Problem, scale: float | None = None, skips: bool = False) -> 
             the queries. None: the score's own lift.
         skips: as `skips_padding` found it.
     """
-    pool = functools.partial(_call, scale=scale)
     if scale is None or not skips:  # a lift may mix rows, padding with the rest
-        return pool(problem.hidden())
-    return hide_late(functools.partial(_call_alone, scale=scale), pool, problem)
+        return _call(problem.hidden(), scale)
+    ways = (functools.partial(way, scale=scale) for way in (_call_alone, _call_and_back))
+    return hide_late(*ways, problem)
 
 
 def _call_alone(problem: Problem, scale: float) -> tuple[Array, Array]:
     """A forward pass without a way back."""
     return _call(problem.with_hidden_values(), scale, skips=True)
+
+
+def _call_and_back(problem: Problem, scale: float) -> tuple[Array, Array]:
+    """With one: d scores of 0 are multiplied by keys, and d out by values."""
+    return _call(problem.with_hidden_keys_and_values(), scale, skips=True)
 
 
 def _call(problem: Problem, scale: float | None, skips: bool = False) -> tuple[Array, Array]:

@@ -120,22 +120,33 @@ def pallas(problem: Problem, target: Target, scale: float | None) -> tuple[Array
         scale: a number that the score only multiplies by, known before any data: the kernel
             multiplies, and no copy of the queries is made. None: the lift multiplies.
     """
-    pool = functools.partial(_pool, target=target, scale=scale)
     if scale is None:  # a lift may mix rows, padding with the rest
-        return pool(problem.hidden())
-    return hide_late(functools.partial(_pool_alone, target=target, scale=scale), pool, problem)
+        return _pool(problem.hidden(), target, scale)
+    ways = (functools.partial(way, target=target, scale=scale) for way in (_alone, _and_back))
+    return hide_late(*ways, problem)
 
 
-def _pool_alone(problem: Problem, target: Target, scale: float) -> tuple[Array, Array]:
+def _alone(problem: Problem, target: Target, scale: float) -> tuple[Array, Array]:
     """A forward pass without a way back. Its kernels replace the scores of pairs that may not meet;
     a query that meets no key has no weight, and its output is 0.
     """
+    from regard.pool.wide_kernel.wide_pass import hides_values
+
+    dtypes = problem.query.dtype, cast(Array, problem.value).dtype
+    if hides_values(target.device, dtypes, problem.allowed, problem.seed):
+        return _pool(problem, target, scale, raw_values=True)
     return _pool(problem.with_hidden_values(), target, scale)
 
 
-def _pool(problem: Problem, target: Target, scale: float | None) -> tuple[Array, Array]:
+def _and_back(problem: Problem, target: Target, scale: float) -> tuple[Array, Array]:
+    return _pool(problem.hidden(), target, scale)
+
+
+def _pool(
+    problem: Problem, target: Target, scale: float | None, raw_values: bool = False
+) -> tuple[Array, Array]:
     ways, in_range = find_ways(problem, tiled=False)
-    prepared = [_prepare(problem, way, target, scale) for way in ways]
+    prepared = [_prepare(problem, way, target, scale, raw_values) for way in ways]
     passes, operands = zip(*prepared, strict=True)
     static = Static(
         tuple(ShardedPass(one) for one in passes),
@@ -148,7 +159,7 @@ def _pool(problem: Problem, target: Target, scale: float | None) -> tuple[Array,
 
 
 def _prepare(
-    problem: Problem, way: Way, target: Target, scale: float | None
+    problem: Problem, way: Way, target: Target, scale: float | None, raw_values: bool
 ) -> tuple[DivisiblePass, Any]:
     # Imported when first used: loading Pallas takes a tenth of `import regard`.
     from regard.pool.tanh_kernel.tanh_pass import TanhPass, TanhRows
@@ -170,5 +181,7 @@ def _prepare(
         query = problem.query
     else:
         scale = 1.0
-    wide = WidePass(axes, dtype, scale, problem.dropout_rate, target.device, target.blocks)
+    wide = WidePass(
+        axes, dtype, scale, problem.dropout_rate, target.device, target.blocks, raw_values
+    )
     return wide, WideOperands(lift.expansion, query, lift.key, lift.key_bias, value)

@@ -2,7 +2,7 @@
 
 Nothing in `pool` checks or reshapes the caller's arrays; attend.py has done that. What they hold in
 the padding is still the caller's, NaN perhaps. A backend is given `hidden()`, but for cudnn and
-pallas, which call it themselves, and only where they need it.
+pallas, which hide themselves what they need hidden, and no more.
 """
 
 import functools
@@ -56,9 +56,29 @@ class Problem:
         value = None if self.value is None else _zero_but(self.visible, self.value)
         return replace(self, value=value)
 
+    def with_hidden_keys_and_values(self) -> "Problem":
+        """The same of keys and values, for a backend whose gradients are 0 there by themselves: the
+        way back copies none of them to make sure.
+        """
+        if self.visible is None:
+            return self
+        value = None if self.value is None else _zero_one_way(self.visible, self.value)
+        return replace(self, key=_zero_one_way(self.visible, self.key), value=value)
+
 
 def _zero_but(rows: Array | None, array: Array) -> Array:
     return array if rows is None else jnp.where(rows[..., None], array, 0)
+
+
+@jax.custom_vjp
+def _zero_one_way(rows: Array, array: Array) -> Array:
+    """`_zero_but` forward; a cotangent passes whole."""
+    return _zero_but(rows, array)
+
+
+_zero_one_way.defvjp(
+    lambda rows, array: (_zero_but(rows, array), None), lambda _, back: (None, back)
+)
 
 
 Pool = Callable[[Problem], tuple[Array, Array]]  # to the output, and whether the lift ran
@@ -66,22 +86,23 @@ Pool = Callable[[Problem], tuple[Array, Array]]  # to the output, and whether th
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def hide_late(alone: Pool, pool: Pool, problem: Problem) -> tuple[Array, Array]:
-    """alone(problem); where the call is differentiated, pool(problem.hidden()).
+    """alone(problem); where the call is differentiated, pool(problem). Neither is given it hidden.
 
     A kernel that replaces the scores a mask forbids does not care what they were made of, so a
     forward pass alone needs no copy of queries and keys: on a GPU each would take a twentieth of
-    the kernel's own time. The way back needs them: there d scores of 0 are multiplied by queries
+    the kernel's own time. The way back needs more: there d scores of 0 are multiplied by queries
     and keys, and 0 · NaN is NaN.
 
     Args:
-        alone: a forward pass that NaN in the padding does not reach, and that equals `pool` on
-            the hidden problem. Both are static: they close over no array.
+        alone: a forward pass.
+        pool: equals it, and has a way back. NaN in the padding reaches neither. Both are static:
+            they close over no array.
     """
     return alone(problem)
 
 
 def _forward(alone: Pool, pool: Pool, problem: Problem) -> tuple[tuple[Array, Array], Any]:
-    out, back, lifted = jax.vjp(lambda raw: pool(raw.hidden()), problem, has_aux=True)
+    out, back, lifted = jax.vjp(pool, problem, has_aux=True)
     return (out, lifted), back
 
 

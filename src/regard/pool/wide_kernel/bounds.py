@@ -32,12 +32,19 @@ class Ranges(NamedTuple):
 
 
 def key_bounds(
-    ranges: Ranges, queries: int, keys: int, T: int, S: int, at_least_one: bool = False
+    ranges: Ranges,
+    queries: int,
+    keys: int,
+    T: int,
+    S: int,
+    at_least_one: bool = False,
+    last_key: bool = False,
 ) -> Array:
     """[B|1, N|1, query blocks, 4] int32: low <= full_low <= full_high <= high, in key blocks.
 
     A query block visits the key blocks from low to high; those from full_low to full_high need no
-    mask. With `at_least_one`, even a block of queries that sees nothing visits a key block.
+    mask. With `at_least_one`, even a block of queries that sees nothing visits a key block. With
+    `last_key` there is a fifth number, in keys: the greatest end of the block's queries.
     """
     rows, columns = T // queries, S // keys
     low = jnp.zeros((1, 1, rows), jnp.int32)
@@ -63,8 +70,12 @@ def key_bounds(
         full_low = full_high = low
     full_low = jnp.clip(full_low, low, high)
     full_high = jnp.clip(full_high, full_low, high)
-    parts = jnp.broadcast_arrays(low, full_low, full_high, high)
-    return jnp.stack(parts, axis=-1).astype(jnp.int32)
+    parts = [low, full_low, full_high, high]
+    if last_key:
+        parts.append(
+            jnp.full_like(low, S) if ranges.end is None else over_rows(ranges.end, jnp.max)
+        )
+    return jnp.stack(jnp.broadcast_arrays(*parts), axis=-1).astype(jnp.int32)
 
 
 def _segment_hull(query_ids: Array, key_ids: Array, rows: int, columns: int) -> tuple[Array, Array]:

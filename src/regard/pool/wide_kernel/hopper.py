@@ -129,6 +129,7 @@ class Place(NamedTuple):
     first_row: Array
     warpgroup: Array
     visits: tuple[Any, Any, Any, Any]  # key blocks: low, full_low, full_high, high
+    last_key: Any  # past it nobody of this block looks; None: there is nothing to hide
 
 
 class Memory(NamedTuple):
@@ -170,7 +171,8 @@ def forward(
         key_bias: [B, K, S] float32.
         ranges: start and end, [B|1, N|1, T] int32: the keys each query may look at.
         bounds: [B|1, N|1, T / (cluster · queries), 4] int32, see bounds.py; every block of queries
-            visits at least one block of keys. None: all of them, none masked.
+            visits at least one block of keys. None: all of them, none masked. With a fifth number,
+            values past it are hidden here: they may be NaN.
         scale: positive; scores are scale · (phi · psi + key_bias), in units of log2.
         splits: see `pick_splits`.
         tokens_first: phi, psi, value and the output have their second and third axis the other way
@@ -259,11 +261,13 @@ def _find_place(plan: Plan, refs: dict[str, Any]) -> Place:
         query_block = tile * blocks.cluster + lax.axis_index("cluster")
     example = part if plan.splits == 1 else lax.div(part, jnp.int32(plan.splits))
     visits: tuple[Any, Any, Any, Any] = (0, 0, plan.key_blocks, plan.key_blocks)
+    last_key = None
     if "bounds" in refs:
         shape = plan.shapes["bounds"]
         where = (0 if shape[0] == 1 else example, 0 if shape[1] == 1 else head, tile)
         low, full_low, full_high, high = (refs["bounds"][(*where, i)] for i in range(4))
         visits = (low, full_low, full_high, high)
+        last_key = refs["bounds"][(*where, 4)] if shape[3] == 5 else None
     if plan.splits > 1:
         visits = _own_visits(plan, lax.rem(part, jnp.int32(plan.splits)), visits)
     return Place(
@@ -274,6 +278,7 @@ def _find_place(plan: Plan, refs: dict[str, Any]) -> Place:
         query_block * blocks.queries,
         lax.axis_index("warpgroup"),
         visits,
+        last_key,
     )
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from regard.pool.wide_kernel.hopper import Memory, Place, Plan
 
 ROWS = 64  # queries of one warpgroup: the rows of one wgmma
+COLUMNS = 64  # of the values that are hidden at a time
 REGISTERS = 232
 LOWEST = -1e30  # where the running maximum starts: finite, so that -inf - LOWEST is -inf
 LOG2_E = 1.4426950408889634
@@ -149,6 +150,9 @@ class _Worker:
             out, total, top, operand = lax.optimization_barrier((out, total, top, operand))
             mgpu.barrier_arrive(memory.turn)
         mgpu.barrier_wait(memory.value_ready.at[slot])
+        if masked and self.place.last_key is not None:
+            hidden = (ik + 1) * plan.blocks.keys > self.place.last_key
+            pl.when(hidden)(lambda: self._hide_values(ik, slot))
         if plan.blocks.turns:
             mgpu.barrier_wait(memory.turn)
         if plan.interpret:  # it knows no product with an operand in registers
@@ -183,7 +187,7 @@ class _Worker:
         lse = state.top + jnp.log(total) * LOG2_E
         lse = jnp.where(state.total > 0, lse, -jnp.inf)
         self.refs["lse"][place.part, place.head, self.rows] = lse
-        mgpu.wait_smem_to_gmem(0)
+        mgpu.wait_smem_to_gmem(0, wait_read_only=True)  # written it is without us
 
     # -- parts ----------------------------------------------------------------------------------
 
@@ -245,6 +249,20 @@ class _Worker:
             starts = lax.broadcast_in_dim(self.start, scores.shape, [0])
             scores = jnp.where(keys >= starts, scores, -jnp.inf)
         return scores
+
+    def _hide_values(self, ik: Array, slot: Any) -> None:
+        """Zeros for the values that nobody of this block may look at: 0 times NaN is NaN.
+
+        Both warpgroups do it, neither waits for the other: they write the same.
+        """
+        shape = (self.plan.blocks.keys, COLUMNS)
+        for first in range(0, self.plan.value_width, COLUMNS):
+            part = self.memory.value.at[slot, :, pl.ds(first, COLUMNS)]
+            values = mgpu.load(part, layout=TILE)  # type: ignore[call-arg]
+            keys = mgpu.broadcasted_iota(jnp.int32, shape, 0, layout=TILE)
+            seen = keys + ik * self.plan.blocks.keys < self.place.last_key
+            part[...] = jnp.where(seen, values, jnp.zeros_like(values))
+        mgpu.commit_smem()
 
     def _per_row(self, name: str) -> Array | None:
         """start or end of the warpgroup's own rows."""

@@ -67,6 +67,8 @@ class WidePass:
         scale: positive.
         device: "hopper", "gpu" (Ampere and later) or "interpret" (a CPU, for tests).
         forced: block shapes; None looks them up.
+        raw_values: those that nobody may look at are as the caller left them, NaN perhaps; only a
+            forward pass for which `hides_values` is given them so.
     """
 
     axes: Axes
@@ -75,6 +77,7 @@ class WidePass:
     dropout_rate: float
     device: str
     forced: Blocks | None
+    raw_values: bool = False
 
     def share(self, axes: Axes) -> "WidePass":
         return replace(self, axes=axes)
@@ -91,7 +94,7 @@ class WidePass:
             # Sines, times a weight that the lift has checked to be small enough: three bits more.
             # Not on the way back, where gradients may be too small for float16.
             dtype = jnp.dtype(jnp.float16)
-        if self.device == "hopper" and self._fits_hopper(dtype, operands, allowed, seed):
+        if _fits_hopper(self.device, (dtype, operands.value.dtype), allowed, seed):
             out, lse = self._on_hopper(dtype, operands, allowed)
         else:
             static, sizes = self._static(operands, "forward")
@@ -176,14 +179,6 @@ class WidePass:
         query, key = pad(query, {2: sizes[0]}), pad(key, {2: sizes[1]})
         return make_features(expansion, query, key, dtype, self.device == "interpret")
 
-    def _fits_hopper(
-        self, dtype: Any, operands: WideOperands, allowed: Allowed, seed: Array | Draw | None
-    ) -> bool:
-        """16-bit numbers, ranges and no other mask, no dropout: the rest is forward.py's."""
-        half = all(d in (jnp.bfloat16, jnp.float16) for d in (dtype, operands.value.dtype))
-        ranges_only = not allowed.segment_ids and not allowed.arrays
-        return half and ranges_only and seed is None
-
     def _on_hopper(
         self, dtype: Any, operands: WideOperands, allowed: Allowed
     ) -> tuple[Array, Array]:
@@ -205,7 +200,9 @@ class WidePass:
         ranges = lay_ranges(allowed, axes, T, S)
         bounds = None
         if ranges.arrays():
-            bounds = key_bounds(ranges, tile, blocks.keys, T, S, at_least_one=True)
+            bounds = key_bounds(
+                ranges, tile, blocks.keys, T, S, at_least_one=True, last_key=self.raw_values
+            )
         bias = operands.key_bias
         out, lse = hopper.forward(
             pad(phi, {rows: T, 3: width}),
@@ -272,3 +269,24 @@ class WidePass:
             words = seed.words if isinstance(seed, Draw) else seed
             arrays |= dict(seed=words, first_row=first_rows(seed, static.B, static.N, self.axes.T))
         return arrays
+
+
+def hides_values(
+    device: str, dtypes: tuple[Any, Any], allowed: Allowed, seed: Array | Draw | None
+) -> bool:
+    """Whether a forward pass hides values that nobody may look at by itself: hopper.py, where they
+    are what lies past every query's end.
+
+    Args:
+        dtypes: of features and of values.
+    """
+    return allowed.start is None and _fits_hopper(device, dtypes, allowed, seed)
+
+
+def _fits_hopper(
+    device: str, dtypes: tuple[Any, Any], allowed: Allowed, seed: Array | Draw | None
+) -> bool:
+    """16-bit numbers, ranges and no other mask, no dropout: the rest is forward.py's."""
+    half = all(dtype in (jnp.bfloat16, jnp.float16) for dtype in dtypes)
+    ranges_only = not allowed.segment_ids and not allowed.arrays
+    return device == "hopper" and half and ranges_only and seed is None
