@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 
 from regard.pool.tanh_kernel.operands import NORMAL, blocked, exponents
 from regard.pool.tanh_kernel.walk import PAIR, WalkBlocks, walk
+from regard.pool.wide_kernel.blocks import pick_parts
 
 
 def d_projected(
@@ -55,8 +56,17 @@ def d_projected(
         g = _pad(g, blocks.walked, blocks.kept)
         walked = blocked(walked, blocks.walked, blocks.units)
         kept = blocked(kept, blocks.kept, blocks.units)
+        programs = E * kept.shape[1] * (kept.shape[2] // blocks.units)
         found = walk(
-            g, walked, kept, bounds, in_reach, value=value, blocks=blocks, interpret=interpret
+            g,
+            walked,
+            kept,
+            bounds,
+            in_reach,
+            value=value,
+            blocks=blocks,
+            parts=pick_parts(programs, blocks.warps, walked.shape[1]),
+            interpret=interpret,
         )  # [E, blocks, h, block]
         return [jnp.swapaxes(part, 2, 3).reshape(E, g.shape[2], -1) for part in found]
 

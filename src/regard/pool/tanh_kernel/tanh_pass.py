@@ -12,7 +12,7 @@ from regard.mask import Allowed
 from regard.pool.tanh_kernel.operands import operands as tanh_operands
 from regard.pool.tanh_kernel.pull import d_projected
 from regard.pool.tanh_kernel.tile import TanhScore
-from regard.pool.wide_kernel.blocks import Blocks
+from regard.pool.wide_kernel.blocks import Blocks, pick_parts
 from regard.pool.wide_kernel.bounds import key_bounds
 from regard.pool.wide_kernel.d_scores import d_scores
 from regard.pool.wide_kernel.forward import forward
@@ -103,7 +103,10 @@ class TanhPass:
             x = arrays.pop("x")
             visits = arrays.pop("visits")[..., ::3] * part.blocks.keys  # of keys: low and high
             visits = jnp.broadcast_to(visits, (part.B, part.N, *visits.shape[2:]))
-            found = d_scores(part, arrays, self.dtype)
+            programs = part.B * part.N * (part.S // part.blocks.keys)
+            steps = part.T // part.blocks.queries
+            parts = pick_parts(programs, part.blocks.warps, steps)
+            found = d_scores(part, arrays, self.dtype, parts)
             d_x, d_y, d_vector = d_projected(
                 _heads_as_examples(found.scores),
                 _heads_as_examples(x),

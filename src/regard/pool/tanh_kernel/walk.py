@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 
 from regard.pool.tanh_kernel.instructions import Float32
 from regard.pool.tanh_kernel.operands import TWO_LOG2_E
+from regard.pool.wide_kernel.tile import share_of
 
 PAIR = 60.0  # powers of two: a product of two terms below 2^60 stays a normal number
 
@@ -52,6 +53,7 @@ def walk(
     *,
     value: bool,
     blocks: WalkBlocks,
+    parts: int = 1,
     interpret: bool,
 ) -> list[Float[Array, "E blocks h block"]]:
     """[sum g r (1 - r)] over the walked tokens, and with `value` [.., sum g r].
@@ -60,13 +62,15 @@ def walk(
         g: d scores, in whole blocks.
         walked, kept: e^2x and e^2y, either way round, blocked; x and y where in_reach is 0.
         bounds: first and last + 1 step of each kept block's walk.
+        parts: programs that share a walk, so that there are enough of them; their sums are added.
     """
     E, count, hidden, _ = kept.shape
     units, unit = blocks.units, Float32(interpret)
 
     def kernel(*refs: Any) -> None:
         g_ref, walked_ref, kept_ref, bounds_ref, reach_ref, *sum_refs = refs
-        first, block = pl.program_id(0) * units, pl.program_id(1)
+        first, block = pl.program_id(0) * units, lax.div(pl.program_id(1), jnp.int32(parts))
+        part = lax.rem(pl.program_id(1), jnp.int32(parts))
         tokens = pl.ds(block * blocks.kept, blocks.kept)
 
         def step(i: Array, sums: Sequence[Array], term: Callable) -> tuple[Array, ...]:
@@ -85,7 +89,7 @@ def walk(
 
         def sums(term: Callable) -> tuple[Array, ...]:
             zeros = (jnp.zeros((blocks.kept,), jnp.float32),) * (units * len(sum_refs))
-            low, high = (bounds_ref[block, i] for i in range(2))
+            low, high = share_of(part, parts, *(bounds_ref[block, i] for i in range(2)))
             return lax.fori_loop(low, high, lambda i, sums: step(i, sums, term), zeros)
 
         def by_product(theirs: Array, mine: Array) -> Array:
@@ -97,24 +101,25 @@ def walk(
         near = reach_ref[0] > 0
         found = lax.cond(near, lambda: sums(by_product), lambda: sums(by_sum))
         for k, one in enumerate(found):
-            sum_refs[k // units][block, first + k % units, :] = one
+            sum_refs[k // units][part, block, first + k % units, :] = one
 
     def whole(array: Any) -> pl.BlockSpec:
         zeros = (0,) * (array.ndim - 1)
         return pl.BlockSpec((None, *array.shape[1:]), lambda unit, block, e: (e, *zeros))
 
     arrays = (g, walked, kept, bounds, in_reach)
+    out = jax.ShapeDtypeStruct((E, parts, *kept.shape[1:]), jnp.float32)
     sums = pl.pallas_call(
         kernel,
-        grid=(hidden // units, count, E),  # programs that share g are neighbors
+        grid=(hidden // units, count * parts, E),  # programs that share g are neighbors
         in_specs=[whole(array) for array in arrays],
-        out_specs=[whole(kept)] * (1 + value),
-        out_shape=[jax.ShapeDtypeStruct(kept.shape, jnp.float32)] * (1 + value),
+        out_specs=[whole(out)] * (1 + value),
+        out_shape=[out] * (1 + value),
         compiler_params=plt.CompilerParams(num_warps=blocks.warps, num_stages=1),
         interpret=interpret,
         name="regard_tanh_walk",
     )(*arrays)
-    return list(sums)
+    return [one.sum(1) for one in sums]
 
 
 def _inverses(unit: Float32, terms: Sequence[Array]) -> list[Array]:

@@ -44,6 +44,7 @@ TABLE: dict[tuple[str, int, int, int], Blocks] = {
     ("backward", 16, WIDTHS[-1], 128): Blocks(128, 64, 64, 8, 3),
     ("backward", 16, WIDTHS[-1], 256): Blocks(128, 64, 64, 8, 3),
 }
+WARPS = 8192  # of all programs of a kernel: four times what an H200 runs at a time
 DEFAULT = {16: Blocks(128, 64, 64, 8, 2), 32: Blocks(64, 64, 32, 4, 2)}
 
 _forced: ContextVar[Blocks | None] = ContextVar("blocks", default=None)
@@ -73,6 +74,25 @@ def pick_blocks(direction: str, width: int, value_width: int, dtype: Any) -> Blo
     bits = 8 * jnp.dtype(dtype).itemsize
     key = (direction, bits, _class(WIDTHS, width), _class(VALUE_WIDTHS, value_width))
     return TABLE.get(key, DEFAULT[bits])
+
+
+def pick_parts(programs: int, warps: int, steps: int) -> int:
+    """Into how many programs each of a kernel's programs is cut, for their number's sake.
+
+    A GPU runs so many at a time, and where there is one more than that, it waits for the last one.
+
+    Args:
+        programs, warps: how many there are, uncut, and the warps of one.
+        steps: of a program's loop.
+
+    Example:
+        >>> (
+        ...     pick_parts(programs=512, warps=4, steps=64),
+        ...     pick_parts(programs=8192, warps=4, steps=64),
+        ... )
+        (4, 1)
+    """
+    return max(1, min(-(-WARPS // max(programs * warps, 1)), steps // 4, 8))
 
 
 def _class(classes: tuple[int, ...], size: int) -> int:

@@ -20,6 +20,7 @@ from regard.pool.wide_kernel.tile import (
     dot,
     keep_tile,
     read_spec,
+    share_of,
     write_spec,
 )
 
@@ -38,13 +39,17 @@ class Cotangents(NamedTuple):
     key_bias: Array
 
 
-def d_scores(static: TilePass, arrays: dict[str, Array], dtype: jnp.dtype) -> Cotangents:
+def d_scores(
+    static: TilePass, arrays: dict[str, Array], dtype: jnp.dtype, parts: int = 1
+) -> Cotangents:
     """d scores of every pair of a stripe.
 
     Args:
         static, arrays: as in forward.py, and d_out [B, N, T, V], lse and delta [B, N, T] float32;
             bounds here are [.., key blocks, 2]: the query blocks that may look at a key block.
         dtype: of d scores.
+        parts: programs that share the queries of a block of keys, so that there are enough of them;
+            what they sum is added.
     """
     names, blocks = list(arrays), static.blocks
     query_blocks = static.T // blocks.queries
@@ -52,7 +57,8 @@ def d_scores(static: TilePass, arrays: dict[str, Array], dtype: jnp.dtype) -> Co
     def kernel(*refs: Any) -> None:
         named = dict(zip(names, refs, strict=False))
         scores_ref, value_ref, bias_ref = refs[len(names) :]
-        block = pl.program_id(0)
+        block = lax.div(pl.program_id(0), jnp.int32(parts))
+        part = lax.rem(pl.program_id(0), jnp.int32(parts))
         keys = pl.ds(block * blocks.keys, blocks.keys)
         values = plt.load(named["value"].at[keys, :])
 
@@ -89,30 +95,29 @@ def d_scores(static: TilePass, arrays: dict[str, Array], dtype: jnp.dtype) -> Co
             jnp.zeros((blocks.keys, static.V), jnp.float32),
             jnp.zeros((blocks.keys,), jnp.float32),
         )
-        lax.fori_loop(0, low, leave_out, None)
-        d_value, d_bias = lax.fori_loop(low, high, visit, carry)
-        lax.fori_loop(high, query_blocks, leave_out, None)
-        plt.store(value_ref.at[keys, :], d_value)
-        plt.store(bias_ref.at[keys], d_bias)
+        lax.fori_loop(jnp.where(part == 0, 0, low), low, leave_out, None)
+        d_value, d_bias = lax.fori_loop(*share_of(part, parts, low, high), visit, carry)
+        lax.fori_loop(high, jnp.where(part == parts - 1, query_blocks, high), leave_out, None)
+        plt.store(value_ref.at[part, keys, :], d_value)
+        plt.store(bias_ref.at[part, keys], d_bias)
 
     lead = (static.B, static.N)
-    return Cotangents(
-        *pl.pallas_call(
-            kernel,
-            grid=(static.S // blocks.keys, static.N, static.B),
-            in_specs=[read_spec(array, static) for array in arrays.values()],
-            out_specs=[
-                write_spec(static.S, static.T),
-                write_spec(static.S, static.V),
-                write_spec(static.S),
-            ],
-            out_shape=[
-                jax.ShapeDtypeStruct((*lead, static.S, static.T), dtype),
-                jax.ShapeDtypeStruct((*lead, static.S, static.V), jnp.float32),
-                jax.ShapeDtypeStruct((*lead, static.S), jnp.float32),
-            ],
-            compiler_params=plt.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
-            interpret=static.interpret,
-            name="regard_d_scores",
-        )(*arrays.values())
-    )
+    scores, value, key_bias = pl.pallas_call(
+        kernel,
+        grid=(static.S // blocks.keys * parts, static.N, static.B),
+        in_specs=[read_spec(array, static) for array in arrays.values()],
+        out_specs=[
+            write_spec(static.S, static.T),
+            write_spec(parts, static.S, static.V),
+            write_spec(parts, static.S),
+        ],
+        out_shape=[
+            jax.ShapeDtypeStruct((*lead, static.S, static.T), dtype),
+            jax.ShapeDtypeStruct((*lead, parts, static.S, static.V), jnp.float32),
+            jax.ShapeDtypeStruct((*lead, parts, static.S), jnp.float32),
+        ],
+        compiler_params=plt.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+        interpret=static.interpret,
+        name="regard_d_scores",
+    )(*arrays.values())
+    return Cotangents(scores, value.sum(2), key_bias.sum(2))

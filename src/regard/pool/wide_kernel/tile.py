@@ -168,3 +168,10 @@ def write_spec(*shape: int) -> pl.BlockSpec:
         return (example, head, *zeros)
 
     return pl.BlockSpec((None, None, *shape), index)
+
+
+def share_of(part: Array, parts: int, low: Array, high: Array) -> tuple[Array, Array]:
+    """Where one of `parts` equal shares of the range from low to high begins and ends."""
+    size = high - low
+    first, last = (low + lax.div(size * (part + i), jnp.int32(parts)) for i in range(2))
+    return first, last
