@@ -44,7 +44,7 @@ TABLE: dict[tuple[str, int, int, int], Blocks] = {
     ("backward", 16, WIDTHS[-1], 128): Blocks(128, 64, 64, 8, 3),
     ("backward", 16, WIDTHS[-1], 256): Blocks(128, 64, 64, 8, 3),
 }
-WARPS = 8192  # of all programs of a kernel: four times what an H200 runs at a time
+WARPS = 16384  # of all programs of a kernel: eight times what an H200 runs at a time
 DEFAULT = {16: Blocks(128, 64, 64, 8, 2), 32: Blocks(64, 64, 32, 4, 2)}
 
 _forced: ContextVar[Blocks | None] = ContextVar("blocks", default=None)
@@ -86,11 +86,8 @@ def pick_parts(programs: int, warps: int, steps: int) -> int:
         steps: of a program's loop.
 
     Example:
-        >>> (
-        ...     pick_parts(programs=512, warps=4, steps=64),
-        ...     pick_parts(programs=8192, warps=4, steps=64),
-        ... )
-        (4, 1)
+        >>> [pick_parts(programs, warps=4, steps=64) for programs in (512, 1024, 8192)]
+        [8, 4, 1]
     """
     return max(1, min(-(-WARPS // max(programs * warps, 1)), steps // 4, 8))
 

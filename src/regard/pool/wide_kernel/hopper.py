@@ -266,8 +266,6 @@ def _find_place(plan: Plan, refs: dict[str, Any]) -> Place:
         shape = plan.shapes["bounds"]
         where = (0 if shape[0] == 1 else example, 0 if shape[1] == 1 else head, tile)
         low, full_low, full_high, high = (refs["bounds"][(*where, i)] for i in range(4))
-        if "start" not in refs:  # known, so that the first key block is on its way before the rest
-            low = full_low = 0
         visits = (low, full_low, full_high, high)
         last_key = refs["bounds"][(*where, 4)] if shape[3] == 5 else None
     if plan.splits > 1:

@@ -56,13 +56,12 @@ class _Worker:
     def __init__(self, plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]):
         self.plan, self.place, self.memory, self.refs = plan, place, memory, refs
         self.rows = pl.ds(place.first_row + place.warpgroup * ROWS, ROWS)
-        ready = memory.phi_ready.at[place.warpgroup]
-        if plan.blocks.resident:
-            own = refs["phi"].at[plan.at(place.example, place.head, self.rows)]
-            mgpu.copy_gmem_to_smem(own, memory.phi.at[place.warpgroup], ready)
         self.start, self.end = self._per_row("start"), self._per_row("end")
         self.ranged = self.start is not None or self.end is not None
         if plan.blocks.resident:
+            ready = memory.phi_ready.at[place.warpgroup]
+            own = refs["phi"].at[plan.at(place.example, place.head, self.rows)]
+            mgpu.copy_gmem_to_smem(own, memory.phi.at[place.warpgroup], ready)
             mgpu.barrier_wait(ready)
 
     # -- the loop over key blocks ---------------------------------------------------------------

@@ -66,8 +66,7 @@ def copy(plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]) -
             collective_axes=together,
         )
 
-    copy_key_block(low, None)  # there is always one; how many, the bounds have yet to say
-    lax.fori_loop(low + 1, high, copy_key_block, None)
+    lax.fori_loop(low, high, copy_key_block, None)
     # Nobody may leave while a neighbor still copies here, or reports here.
     _drain(memory.chunk_consumed, (high - low) * plan.chunks, blocks.stages)
     _drain(memory.value_consumed, high - low, blocks.value_slots)
