@@ -1,17 +1,19 @@
 """Programs in their three directions, and many runs of one in a single launch."""
 
 import dataclasses
+import gc
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from regard.bench import program as programs
 from regard.bench.cases import Case, make_inputs
 from regard.bench.expected import expected, relative_errors
 from regard.bench.flops import useful_flops
 from regard.bench.peers import build
-from regard.bench.program import BUNDLED, chain, compile_program
+from regard.bench.program import BUNDLED, chain, compile_program, on_device
 from regard.bench.timing import DeviceClock
 
 DOT = Case("tiny", "dot", B=2, T=6, S=6, D=4, V=4, N=3)
@@ -42,6 +44,17 @@ def test_the_backward_pass_alone_does_not_make_the_output_again():
     )
     assert "exponential" in both
     assert "exponential" not in alone
+
+
+def test_programs_share_their_arrays_while_one_of_them_lives():
+    array = np.ones((64, 64), np.float32)
+    one, other = on_device(array), on_device(array)
+    assert one is other
+    assert on_device(array.copy()) is not one
+    key = id(array)
+    del array, one, other
+    gc.collect()
+    assert key not in programs._placed
 
 
 def test_a_chain_turns_the_arrays():

@@ -137,7 +137,8 @@ class TanhPass:
 
     def _static(self, rows: TanhRows, backward: bool) -> TilePass:
         axes = self.axes
-        many = axes.B * axes.N * axes.T >= 256 * MANY.queries  # an H200 runs half of them at a time
+        programs = axes.B * axes.N * (axes.T // MANY.queries)
+        many = programs >= 256  # an H200 runs half of them at a time
         blocks = self.forced or (MANY if many and not backward else BLOCKS)
         T, S = round_up(axes.T, blocks.queries), round_up(axes.S, blocks.keys)
         if backward:
