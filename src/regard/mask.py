@@ -406,7 +406,7 @@ def _canonical_ids(query_ids: Array, key_ids: Array, axes: Axes) -> tuple[Array,
             axes,
             "one id per query and one per key",
         )
-    return query_ids.reshape(-1, axes.T), key_ids.reshape(-1, axes.S)
+    return jnp.atleast_2d(query_ids), jnp.atleast_2d(key_ids)
 
 
 def _canonical_array(array: Array, axes: Axes) -> Array:

@@ -240,7 +240,9 @@ def test_a_damaged_file_loads_or_is_refused(sound, model, data):
         del contents[name]
     put(model, contents)
     loaded = loads_or_is_refused(model)
-    assert not loaded or kind in ("hit", "replaced"), f"{name} was {kind}, and nobody minded"
+    whole = content.rstrip() == sound[name].rstrip()  # the last line's end was cut, no more
+    harmless = kind in ("hit", "replaced") or (kind == "cut" and whole)
+    assert not loaded or harmless, f"{name} was {kind}, and nobody minded"
 
 
 @MANY
