@@ -16,6 +16,7 @@ _STYLES = {
 }
 INK, FAINT = "#22262b", "#8b929a"
 _LABEL_GAP = 13  # points between two labels
+WITH_BACKWARD = " + backward"
 
 
 def draw_lengths(record: dict[str, Any], folder: Path) -> Path | None:
@@ -34,9 +35,9 @@ def draw_lengths(record: dict[str, Any], folder: Path) -> Path | None:
     }
     if max((len(curve) for curve in curves.values()), default=0) < 2:
         return None
-    figure = Figure(figsize=(12, 5.4), dpi=160, facecolor="white")
+    figure = Figure(figsize=(12.6, 5.4), dpi=160, facecolor="white")
     left, right = figure.subplots(1, 2)
-    figure.subplots_adjust(left=0.07, right=0.87, bottom=0.12, top=0.8, wspace=0.5)
+    figure.subplots_adjust(left=0.07, right=0.855, bottom=0.12, top=0.8, wspace=0.62)
     trained = any(
         row["ms"] for name in curves if name.endswith(BACKWARD) for row in curves[name].values()
     )
@@ -97,7 +98,7 @@ def _panel(
             linewidth=1.8,
             linestyle="--" if backward else "-",
         )
-        ends.append((lengths[-1], values[-1], label + (" + backward" if backward else ""), color))
+        ends.append((lengths[-1], values[-1], label + (WITH_BACKWARD if backward else ""), color))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     ticks = sorted({length for curve in curves.values() for length in curve})
@@ -118,13 +119,17 @@ def _label(axes, ends, crowded: bool) -> None:
     """Writes each curve's name at its end, pushed apart where two would touch."""
     scale = 72 / axes.figure.dpi  # pixels to points
     last = max((end[0] for end in ends), default=0)
+    labels = {label for *_, label, _ in ends}
     taken: dict[float, float] = {}  # by length: the height of the highest label so far
     for length, value, label, color in sorted(ends, key=lambda end: (end[0], end[1])):
         height = axes.transData.transform((length, value))[1] * scale
         at = max(height, taken.get(length, float("-inf")) + _LABEL_GAP)
         taken[length] = at
-        # Times lie close together: right of a curve that ends early is another one.
+        # Times lie close together: right of a curve that ends early is another one, and left of it
+        # there is room for one label of two. Color and dashes tell whose the other curve is.
         early = crowded and length < last
+        if early and label.removesuffix(WITH_BACKWARD) in labels - {label}:
+            continue
         axes.annotate(
             label,
             (length, value),
