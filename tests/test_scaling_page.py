@@ -16,4 +16,4 @@ def test_the_page_has_the_table_of_its_script():
     # Where everything hides, n devices are n times as fast; past it, they are not.
     additive, dot = scaling.WORKS[-1], scaling.WORKS[0]
     assert scaling.speedup(additive, 1 << 20, 256) > 250
-    assert scaling.speedup(dot, 1 << 17, 256) < 10
+    assert scaling.speedup(dot, 1 << 17, 256) < 20
