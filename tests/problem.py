@@ -270,3 +270,15 @@ def assert_close(got, expected, tolerance, what=""):
     np.testing.assert_array_less(
         error(got, expected), np.nextafter(tolerance, 1), err_msg=f"{what}: relative error"
     )
+
+
+def assert_near(got, expected, tolerance, least, what):
+    """Same shape, and |got - expected| within tolerance of |expected|, or of `least`: terms of that
+    size cancel.
+    """
+    assert np.shape(got) == np.shape(expected), (
+        f"{what}: shape {np.shape(got)}, expected {np.shape(expected)}"
+    )
+    apart = np.linalg.norm(np.asarray(got).astype(np.float64) - expected)
+    size = max(np.linalg.norm(expected), least)
+    assert apart <= tolerance * size, f"{what}: off by {apart:.3g} of {size:.3g}"

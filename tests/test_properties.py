@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import oracle
 import regard
 from cases import AS_RUN, BACKENDS, REGIMES, SCORES
-from problem import LIFT_TOLERANCES, as_arguments, rounded
+from problem import LIFT_TOLERANCES, as_arguments, assert_near, rounded
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 CASES, PROGRAMS = (2000, 160) if NIGHTLY else (200, 14)
@@ -138,13 +138,6 @@ def tolerances(made):
         lift = LIFT_TOLERANCES[made["dtype"]]
         forward, backward = forward + 4 * lift[0], backward + 4 * lift[1]
     return forward, backward
-
-
-def assert_near(got, expected, tolerance, least, what):
-    """|got - expected| within tolerance of |expected|, or of `least`: terms of that size cancel."""
-    apart = np.linalg.norm(np.asarray(got).astype(np.float64) - expected)
-    size = max(np.linalg.norm(expected), least)
-    assert apart <= tolerance * size, f"{what}: off by {apart:.3g} of {size:.3g}"
 
 
 @settings(max_examples=CASES, deadline=None)

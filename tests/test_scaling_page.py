@@ -13,7 +13,7 @@ def test_the_page_has_the_table_of_its_script():
     page = (DOCS / "scaling.md").read_text().splitlines()
     start = page.index(scaling.table()[0])
     assert page[start : start + len(scaling.table())] == scaling.table()
-    # Where everything hides, n devices are n times as fast; past it, they are not.
+    # Where everything hides, n devices are n times as fast; past it, more of them are no faster.
     additive, dot = scaling.WORKS[-1], scaling.WORKS[0]
     assert scaling.speedup(additive, 1 << 20, 256) > 250
-    assert scaling.speedup(dot, 1 << 17, 256) < 20
+    assert scaling.speedup(dot, 1 << 17, 256) <= scaling.speedup(dot, 1 << 17, 16) < 16

@@ -5,9 +5,8 @@ registers: no atomics, no exchange between threads, the same bits every time. Tw
 walk share a reciprocal: r_1 = b / ab, r_2 = a / ab. Per element and unit that is 4.5 products and
 sums (5.5 with the second sum), 1/2 reciprocal, and 0.7 for loads, addresses and conversions: 5.7
 and 6.7 clocks of a scheduler, where a reciprocal each would take 8. At B=8, T=S=4096, h=64 a clock
-is 0.26 ms of an H200: 3.2 ms for both sides at best, and 4.7 as measured. g is read once per 4
-hidden units, 10 bytes per clock and multiprocessor in bfloat16, two fifths of what the L2 cache
-delivers.
+is 0.26 ms of an H200: 3.2 ms for both sides at best. g is read once per 4 hidden units, 10 bytes
+per clock and multiprocessor in bfloat16, two fifths of what the L2 cache delivers.
 """
 
 from collections.abc import Callable, Sequence
