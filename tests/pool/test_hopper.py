@@ -43,7 +43,8 @@ in_an_interpreter = pytest.mark.skipif(
 MODES = [
     (64, 64, False),  # narrow, and the output leaves through the place of the features
     (64, 64, True),
-    (64, 128, False),
+    (64, 128, False),  # one product ahead
+    (128, 128, False),
     (128, 128, True),
     (192, 64, False),  # wide: a ring of chunks
     (192, 64, True),

@@ -122,6 +122,16 @@ INTERPRETED = (
     + [Case(score=score) for score in (*EXACT_LIFTS, *SERIES[:2], "additive, exact")]
     + [Case(dtype=dtype) for dtype in ("bfloat16", "float16", "float32, bfloat16, float16")]
     + [Case(score="gaussian", dtype="bfloat16", mask=WORST)]
+    # 16-bit features that are narrow have a way back of their own.
+    + [
+        Case(mask=mask, dtype="bfloat16")
+        for mask in ("none", "window", "segments", "boolean with nobody and nothing", "everything")
+    ]
+    # Tiles without a mask before, between and after those with one.
+    + [
+        Case(mask=mask, dtype="bfloat16", sizes=Sizes(B=1, T=150, N=2, K=K, S=170, V=16))
+        for mask, K in (("causal", 1), ("window to the left", 2), ("lengths per example", 1))
+    ]
     + [Case(score="additive of 16 units", dtype="bfloat16")]
     # More queries than keys: aligned at the end, the first queries see nothing.
     + [Case(mask="causal", sizes=Sizes(T=23, S=11))]
@@ -414,11 +424,19 @@ def test_stripes_equal_one_stripe(engine):
 
 @both
 @pytest.mark.parametrize(
-    ("score", "mask"), [("dot", "causal"), ("additive, exact", "lengths per query")]
+    ("score", "mask", "dtype"),
+    [
+        ("dot", "causal", "float32"),
+        ("dot", "causal", "bfloat16"),
+        ("additive, exact", "lengths per query", "float32"),
+    ],
 )
-def test_gradients_with_dropout_in_stripes(score, mask, engine):
-    """A stripe knows which rows it has: against the oracle, told which weights were kept."""
-    problem, rng = draw(Case(engine, score=score, mask=mask, sizes=STRIPED)), jax.random.key(5)
+def test_gradients_with_dropout_in_stripes(score, mask, dtype, engine):
+    """A stripe knows which rows it has: against the oracle, told which weights were kept. 16 bits
+    need no stripes.
+    """
+    case = Case(engine, score=score, mask=mask, dtype=dtype, sizes=STRIPED)
+    problem, rng = draw(case), jax.random.key(5)
     drop = functools.partial(with_gradients, dropout_rate=RATE, dropout_rng=rng)
     with stripes_of_one_block():
         out, found = compiled_for(engine, drop, *arrays_of(problem))

@@ -16,9 +16,10 @@ import pytest
 
 from problem import assert_close, rounded
 from regard.mask import Mask, resolve
-from regard.pool.wide_kernel import pool_features, rows
+from regard.pool.passes import Static, pool_by
+from regard.pool.wide_kernel import pool_features, rows, wide_pass
 from regard.pool.wide_kernel.blocks import DEFAULT, TABLE, Blocks, forced_blocks, pick_blocks
-from regard.pool.wide_kernel.bounds import Ranges, key_bounds, query_bounds
+from regard.pool.wide_kernel.bounds import Ranges, key_bounds, query_bounds, query_visits
 from regard.pool.wide_kernel.features import make_features
 from regard.pool.wide_kernel.rows import lay_ranges, round_up, stripe_rows
 from regard.score.sine_features import SineExpansion
@@ -142,6 +143,27 @@ def test_query_bounds_are_the_visits_the_other_way_round(drawn):
         row = np.flatnonzero(visited[(*where[:2], slice(None), where[2])])
         first, last = bounds[where]
         assert (first, last) == ((row[0], row[-1] + 1) if row.size else (0, 0))
+
+
+@hypothesis.settings(max_examples=max(100, hypothesis.settings.default.max_examples))
+@hypothesis.given(ranges_and_pairs())
+def test_query_visits_know_who_needs_no_mask(drawn):
+    """From first to last as query bounds say; between them the longest run without a mask."""
+    ranges, may = drawn
+    visits, (rows, columns) = (
+        visits_of(ranges, may),
+        (may.shape[2] // QUERIES, may.shape[3] // KEYS),
+    )
+    found = np.asarray(query_visits(jnp.asarray(visits), columns))
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found[..., ::3], query_bounds(jnp.asarray(visits), columns))
+    for b, n, column in np.ndindex(*may.shape[:2], columns):
+        first, full_first, full_last, last = found[b, n, column]
+        assert 0 <= first <= full_first <= full_last <= last <= rows
+        low, high = visits[b, n, :, 1], visits[b, n, :, 2]
+        whole = "".join("10"[not inside] for inside in (low <= column) & (column < high))
+        assert "0" not in whole[full_first:full_last]
+        assert full_last - full_first == max(map(len, whole.split("0")))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -319,7 +341,7 @@ def test_rows_without_an_expansion_are_the_features(dtype):
 # blocks.py, and the whole without masks.
 
 
-@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("direction", ["forward", "backward", "d keys", "d queries"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_every_width_has_blocks(direction, dtype):
     """Powers of two, as Triton asks."""
@@ -344,3 +366,70 @@ def test_pool_features_is_softmax_pooling():
     with jax.enable_x64(False), forced_blocks(Blocks(queries=16, keys=32, chunk=16)):
         out = pool(*arrays)
     assert_close(out, np.einsum("egts,esv->egtv", weights, value), 2e-6, "out")
+
+
+# ---------------------------------------------------------------------------------------------
+# narrow_back.py, against d scores in memory and matrix products; the oracle is asked in
+# test_pallas_contract.py, where rows are features already.
+
+
+def pulled_back(monkeypatch, narrow, operands, masks, cotangent):
+    """d operands, and the program's text."""
+    monkeypatch.setattr(wide_pass, "NARROW", 128 if narrow else 0)
+    (B, N, T, _), (_, K, S, V) = operands.query.shape, operands.value.shape
+    width = operands.width()
+    axes = Axes(4, B, T, S, N, K, width, width, V)
+    allowed = resolve(masks, None, axes)
+    dtype = operands.value.dtype
+    blocks = Blocks(queries=16, keys=32, chunk=16)
+    one = wide_pass.WidePass(axes, dtype, 0.5, 0.0, "interpret", blocks)
+
+    def pool(operands):
+        return pool_by(Static((one,), True, dtype), (operands,), (allowed,), None, None)
+
+    def pull(operands, cotangent):
+        return jax.vjp(pool, operands)[1](cotangent)[0]
+
+    with jax.enable_x64(False):
+        return jax.jit(pull)(operands, cotangent), str(jax.make_jaxpr(pull)(operands, cotangent))
+
+
+@pytest.mark.parametrize("features", ["expanded", "rows"])
+@pytest.mark.parametrize(
+    "mask", [None, Mask.causal(), Mask.window(20, 5), Mask.lengths(np.array([0, 41]))], ids=str
+)
+def test_both_ways_back_agree(features, mask, monkeypatch):
+    expansion, query, key = expansion_and_rows(16, 3)
+    rng = np.random.default_rng(2)
+    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)  # noqa: E731
+    if features == "rows":
+        expansion, query, key = None, normal(2, 4, 32, 24), normal(2, 2, 48, 24)
+    bias = normal(2, 2, 48).astype(jnp.float32)
+    operands = wide_pass.WideOperands(expansion, query, key, bias, normal(2, 2, 48, 5))
+    mask = jax.tree.map(jnp.asarray, mask)
+    cotangent = normal(2, 4, 32, 5)
+    found, text = pulled_back(monkeypatch, True, operands, mask, cotangent)
+    expected, other_text = pulled_back(monkeypatch, False, operands, mask, cotangent)
+    for kernel, narrow in (("d_keys", True), ("d_queries", True), ("d_scores", False)):
+        assert (f"regard_{kernel}" in text) == narrow
+        assert (f"regard_{kernel}" in other_text) != narrow
+    for (path, one), other in zip(
+        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
+    ):
+        assert one.dtype == other.dtype
+        assert_close(one, other, 0.01, jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize(
+    ("width", "V", "dtype"),
+    [(129, 5, "bfloat16"), (24, 129, "bfloat16"), (24, 5, "float32")],
+    ids=["wide features", "wide values", "float32"],
+)
+def test_what_the_narrow_way_back_is_not_for(width, V, dtype, monkeypatch):
+    rng = np.random.default_rng(0)
+    shapes = (1, 1, 16, width), (1, 1, 32, width), (1, 1, 32, V), (1, 1, 16, V)
+    query, key, value, cotangent = (jnp.asarray(rng.standard_normal(s), dtype) for s in shapes)
+    operands = wide_pass.WideOperands(None, query, key, None, value)
+    _, text = pulled_back(monkeypatch, True, operands, None, cotangent)
+    assert "regard_d_scores" in text
+    assert "regard_d_keys" not in text

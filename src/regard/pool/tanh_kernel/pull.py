@@ -5,7 +5,7 @@ once per side; here are its operands: exponentials, padding, and what of g need 
 """
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float, Int
 
 from regard.pool.tanh_kernel.operands import NORMAL, blocked, exponents
@@ -39,10 +39,9 @@ def d_projected(
     Returns:
         d x [E, q, h], d y [E, S, h] and d w [E, h], float32.
     """
-    by_query = jnp.swapaxes(g, 1, 2) if keys_first else g  # [E, q, S]
     by_key = g if keys_first else jnp.swapaxes(g, 1, 2)  # [E, S, q]
-    E, q, S = by_query.shape
-    if by_query.size == 0:
+    E, S, q = by_key.shape
+    if g.size == 0:
         sizes = x.shape, y.shape, (E, x.shape[2])
         d_x, d_y, d_vector = (jnp.zeros(size, jnp.float32) for size in sizes)
         return d_x, d_y, d_vector
@@ -71,6 +70,9 @@ def d_projected(
         return [jnp.swapaxes(part, 2, 3).reshape(E, g.shape[2], -1) for part in found]
 
     [d_x] = sums(by_key, y, x, _steps(visits, size, q, blocks), value=False)
+    # One after the other: g turned is made when the partial sums of d x are gone.
+    g, d_x = lax.optimization_barrier((g, d_x))
+    by_query = jnp.swapaxes(g, 1, 2) if keys_first else g  # [E, q, S]
     visitors = _visitors(visits, size, q, S, blocks.kept)
     d_y, value = sums(by_query, x, y, _steps(visitors, blocks.kept, S, blocks), value=True)
 

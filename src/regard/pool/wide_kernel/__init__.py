@@ -3,6 +3,7 @@
 forward.py   online softmax over tiles (Triton lowering, Ampere and later)
 hopper.py    the same for Hopper GPUs (Mosaic GPU lowering)
 d_scores.py  the way back to the scores
+narrow_back.py  the way back of narrow features, d scores in registers
 wide_pass.py pads, picks, and turns d scores into d features
 """
 

@@ -32,8 +32,8 @@ class Blocks:
 WIDTHS = (64, 128, 1 << 30)  # of the features: one product, one product, a loop of products
 VALUE_WIDTHS = (64, 128, 256)
 
-# (direction, bits of a number, width class, value width class). Measured on an H200, JAX 0.11.2;
-# Hopper's forward pass in 16 bits is hopper.py's, so those lines serve Ampere and later.
+# (direction or kernel, bits of a number, width class, value width class). Measured on an H200, JAX
+# 0.11.2; Hopper's forward pass in 16 bits is hopper.py's, so those lines serve Ampere and later.
 TABLE: dict[tuple[str, int, int, int], Blocks] = {
     ("forward", 16, 64, 64): Blocks(128, 64, 64, 4, 3),
     ("forward", 16, 128, 128): Blocks(128, 64, 128, 8, 3),
@@ -43,6 +43,11 @@ TABLE: dict[tuple[str, int, int, int], Blocks] = {
     ("backward", 16, WIDTHS[-1], 64): Blocks(128, 64, 64, 4, 3),
     ("backward", 16, WIDTHS[-1], 128): Blocks(128, 64, 64, 8, 3),
     ("backward", 16, WIDTHS[-1], 256): Blocks(128, 64, 64, 8, 3),
+    # narrow_back.py, by the wider of features and values.
+    ("d keys", 16, 64, 64): Blocks(128, 64, 64, 4, 2),
+    ("d keys", 16, 128, 128): Blocks(64, 128, 128, 8, 3),
+    ("d queries", 16, 64, 64): Blocks(64, 64, 64, 4, 3),
+    ("d queries", 16, 128, 128): Blocks(128, 64, 128, 8, 3),
 }
 WARPS = 16384  # of all programs of a kernel: eight times what an H200 runs at a time
 DEFAULT = {16: Blocks(128, 64, 64, 8, 2), 32: Blocks(64, 64, 32, 4, 2)}

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 
 class Ranges(NamedTuple):
@@ -104,3 +104,22 @@ def query_bounds(visits: Array, columns: int) -> Array:
     last = jnp.where(meet, row + 1, 0).max(2)
     first = jnp.minimum(jnp.where(meet, row, rows).min(2), last)
     return jnp.stack([first, last], axis=-1)
+
+
+def query_visits(visits: Array, columns: int) -> Array:
+    """[B|1, N|1, query blocks, 4] -> [B|1, N|1, key blocks, 4]: who visits a key block, likewise.
+
+    Whoever needs no mask need not lie together: the longest run of them is told.
+    """
+    rows = visits.shape[2]
+    first, last = jnp.moveaxis(query_bounds(visits, columns), -1, 0)  # [.., columns]
+    block = jnp.arange(columns, dtype=jnp.int32)[None, None, None, :]
+    row = jnp.arange(rows, dtype=jnp.int32)[None, None, :, None]
+    whole = (visits[..., 1, None] <= block) & (block < visits[..., 2, None])  # [.., rows, columns]
+    before = lax.cummax(jnp.where(whole, -1, row), axis=2)  # the last that needs one, or -1
+    longest = jnp.argmax(row - before, axis=2, keepdims=True)  # where that run ends
+    begin = jnp.take_along_axis(before, longest, axis=2)[:, :, 0] + 1
+    end = longest[:, :, 0].astype(jnp.int32) + 1
+    full_first = jnp.clip(begin, first, last)
+    full_last = jnp.clip(end, full_first, last)
+    return jnp.stack([first, full_first, full_last, last], axis=-1).astype(jnp.int32)

@@ -14,15 +14,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.pool.wide_kernel.tile import (
-    TilePass,
-    allowed_tile,
-    dot,
-    keep_tile,
-    read_spec,
-    share_of,
-    write_spec,
-)
+from regard.pool.wide_kernel.d_tile import d_tile
+from regard.pool.wide_kernel.tile import TilePass, dot, read_spec, share_of, write_spec
 
 
 class Cotangents(NamedTuple):
@@ -65,26 +58,12 @@ def d_scores(
         def visit(iq: Array, carry: Any) -> Any:
             d_value, d_bias = carry
             rows = pl.ds(iq * blocks.queries, blocks.queries)
-            scores = static.score.tile(named, rows, keys, flipped=True)
-            if "key_bias" in named:
-                scores = scores + plt.load(named["key_bias"].at[keys])[:, None]
-            lse = plt.load(named["lse"].at[rows])
-            sees = lse > -jnp.inf  # a row that sees nothing has no weights
-            weights = jnp.exp2(scores - jnp.where(sees, lse, 0.0)[None, :])
-            allowed = allowed_tile(named, rows, keys, flipped=True)
-            if allowed is not None:
-                weights = jnp.where(allowed & sees[None, :], weights, 0.0)
             d_out = plt.load(named["d_out"].at[rows, :])
-            d_weights = dot(values, d_out, (1, 1), static.precision)
-            keep = keep_tile(static, named, rows, keys, flipped=True)
-            kept = weights
-            if keep is not None:
-                kept, d_weights = weights * keep, d_weights * keep
+            scores = static.score.tile(named, rows, keys, flipped=True)
+            kept, d_of_tile = d_tile(static, named, scores, values, d_out, rows, keys, flipped=True)
             d_value = d_value + dot(kept.astype(d_out.dtype), d_out, (1, 0), static.precision)
-            delta = plt.load(named["delta"].at[rows])
-            d_tile = weights * (d_weights - delta[None, :])
-            plt.store(scores_ref.at[keys, rows], d_tile.astype(scores_ref.dtype))
-            return d_value, d_bias + d_tile.sum(axis=1)
+            plt.store(scores_ref.at[keys, rows], d_of_tile.astype(scores_ref.dtype))
+            return d_value, d_bias + d_of_tile.sum(axis=1)
 
         def leave_out(iq: Array, carry: None) -> None:
             nothing = jnp.zeros((blocks.keys, blocks.queries), scores_ref.dtype)

@@ -1,6 +1,7 @@
 """The warpgroups that compute: scores of a tile by wgmma, online softmax, pooling by wgmma."""
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -29,6 +30,17 @@ class State(NamedTuple):
     """Of online softmax: the output so far, and the running maximum and sum of each row."""
 
     out: Array
+    top: Array
+    total: Array
+
+
+class Weighed(NamedTuple):
+    """A key block after softmax: its weights, by how much what is there already shrinks, and the
+    new maximum and sum of each row.
+    """
+
+    weights: Array
+    rescale: Array
     top: Array
     total: Array
 
@@ -85,40 +97,76 @@ class _Worker:
         return state
 
     def visit_ahead(self, state: State) -> State:
-        """The same, with the product of the next key block under way during each softmax."""
+        """The same, one product ahead: a key block's scores and the pooling of the block before it
+        are started together, and its softmax runs under that pooling (the order of
+        FlashAttention-3: Shah et al. 2024, section 3.2).
+        """
         low, full_low, full_high, high = self.place.visits
-        tile = Accumulator((ROWS, self.plan.blocks.keys), jnp.float32)
 
         def step(ik: Array, carry: tuple[Array, State], masked: bool) -> tuple[Array, State]:
-            scores, state = carry
+            operand, state = carry
 
-            def overlapped(accumulator: Any) -> tuple[Array, State]:
-                self._multiply(ik + 1, accumulator)
-                pooled = self.absorb(ik, self._add_bias(ik, scores), state, masked)
-                return accumulator[...], pooled
+            def overlapped(tile: Any, pooled: Any) -> tuple[Array, State]:
+                pooled[...] = state.out
+                bias = self._bias(ik)
+                if bias is not None:
+                    tile[...] = bias
+                self._await_turn()
+                self._multiply(ik, tile)
+                self._pool(ik - 1, operand, pooled, masked)
+                self._pass_turn()
+                scores = mgpu.wgmma_accumulator_load(tile, wait_n=1)
+                self._release(ik)
+                found = lax.optimization_barrier(self._softmax(ik, scores, state, masked))
+                return self._after_pooling(ik, found, lambda: pooled[...])
 
-            following, pooled = pl.run_scoped(overlapped, tile)
-            self._release(ik + 1)
-            return following, pooled
+            if self.plan.interpret:  # it knows no product with an operand in registers
+                self._await_turn()
+                scores, pooled = self.scores(ik), self._pool_plainly(ik - 1, operand, state, masked)
+                self._pass_turn()
+                found = self._softmax(ik, scores, state, masked)
+                return self._after_pooling(ik, found, lambda: pooled)
+            shapes = (ROWS, self.plan.blocks.keys), (ROWS, self.plan.value_width)
+            return pl.run_scoped(overlapped, *(Accumulator(one, jnp.float32) for one in shapes))
 
-        carry = self.scores(low, biased=False), state
-        last = high - 1
         with_mask = functools.partial(step, masked=True)
-        full_low, full_high = jnp.minimum(full_low, last), jnp.minimum(full_high, last)
+        pl.when(self.place.warpgroup == 1)(self._pass_turn)
+        found = self._softmax(low, self.scores(low), state, masked=self.ranged)
+        carry = found.weights.astype(self.plan.dtype), State(state.out, found.top, found.total)
+        full_low, full_high = (jnp.maximum(bound, low + 1) for bound in (full_low, full_high))
         if self.start is not None:
-            carry = lax.fori_loop(low, full_low, with_mask, carry)
+            carry = lax.fori_loop(low + 1, full_low, with_mask, carry)
         carry = lax.fori_loop(full_low, full_high, functools.partial(step, masked=False), carry)
         if self.ranged:
-            carry = lax.fori_loop(full_high, last, with_mask, carry)
-        scores, state = carry
-        return self.absorb(last, self._add_bias(last, scores), state, masked=self.ranged)
+            carry = lax.fori_loop(full_high, high, with_mask, carry)
+        operand, state = carry
+        if self.plan.interpret:
+            out = self._pool_plainly(high - 1, operand, state, masked=self.ranged)
+        else:
+            pool = functools.partial(self._pool, high - 1, operand, masked=self.ranged)
+            out = pl.run_state(lambda pooled: pool(pooled=pooled))(Accumulator.init(state.out))
+        self._release_values(high - 1)
+        return State(out, state.top, state.total)
+
+    def _after_pooling(
+        self, ik: Array, found: Weighed, pooled: Callable[[], Array]
+    ) -> tuple[Array, State]:
+        """The weights of a block as an operand, and the state that they will be pooled into.
+
+        Weights are rounded when the product has ended: their registers are those of the weights
+        that it multiplies, and to write them earlier would be to wait for it earlier.
+        """
+        out, weights = lax.optimization_barrier((pooled(), found.weights))
+        self._release_values(ik - 1)
+        out = out * lax.broadcast_in_dim(found.rescale, out.shape, [0])
+        return weights.astype(self.plan.dtype), State(out, found.top, found.total)
 
     # -- one tile -------------------------------------------------------------------------------
 
-    def scores(self, ik: Array, biased: bool = True) -> Array:
+    def scores(self, ik: Array) -> Array:
         """phi · psi + key_bias of one key block, [64, keys]."""
         tile = (ROWS, self.plan.blocks.keys)
-        bias = self._bias(ik) if biased and "key_bias" in self.refs else None
+        bias = self._bias(ik)
         if bias is not None and not self.plan.interpret:
             # The accumulator begins with the bias, so that adding it costs nothing.
             scores = pl.run_state(functools.partial(self._multiply, ik))(Accumulator.init(bias))
@@ -136,23 +184,14 @@ class _Worker:
     def absorb(self, ik: Array, scores: Array, state: State, masked: bool) -> State:
         """Online softmax, and the values of one key block."""
         plan, memory = self.plan, self.memory
-        if masked:
-            scores = self._mask(ik, scores)
-        top = jnp.maximum(state.top, scores.max(axis=1) * plan.scale)
-        rescale = jnp.exp2(state.top - top)
-        weights = jnp.exp2(scores * plan.scale - lax.broadcast_in_dim(top, scores.shape, [0]))
+        weights, rescale, top, total = self._softmax(ik, scores, state, masked)
         out = state.out * lax.broadcast_in_dim(rescale, state.out.shape, [0])
         operand = weights.astype(plan.dtype)
-        total = state.total * rescale + weights.sum(axis=1)
-        slot = slot_of(ik - self.place.visits[0], plan.blocks.value_slots)
         if plan.blocks.turns:
             # Everything above before the turn: the compiler would move it past the barrier.
             out, total, top, operand = lax.optimization_barrier((out, total, top, operand))
             mgpu.barrier_arrive(memory.turn)
-        mgpu.barrier_wait(memory.value_ready.at[slot])
-        if masked and self.place.last_key is not None:
-            hidden = (ik + 1) * plan.blocks.keys > self.place.last_key
-            pl.when(hidden)(lambda: self._hide_values(ik, slot))
+        slot = self._await_values(ik, masked)
         if plan.blocks.turns:
             mgpu.barrier_wait(memory.turn)
         if plan.interpret:  # it knows no product with an operand in registers
@@ -166,7 +205,7 @@ class _Worker:
                 self._await_features(ik + 1)
 
             out = pl.run_state(pool)(Accumulator.init(out))
-        mgpu.barrier_arrive(memory.value_consumed.at[slot])
+        self._release_values(ik)
         return State(out, top, total)
 
     def finish(self, state: State) -> None:
@@ -200,7 +239,8 @@ class _Worker:
             if blocks.ahead:
                 mgpu.barrier_wait(memory.chunk_ready.at[slot])
             mgpu.wgmma(accumulator, memory.phi.at[warpgroup], memory.psi.at[slot].transpose((1, 0)))
-            self._take_turn()
+            if not blocks.ahead:
+                self._take_turn()
             return
 
         def multiply_chunk(c: Array, carry: None) -> None:
@@ -229,12 +269,46 @@ class _Worker:
         slot = slot_of(step, self.plan.blocks.stages)
         mgpu.barrier_arrive(self.memory.chunk_consumed.at[slot])
 
-    def _add_bias(self, ik: Array, scores: Array) -> Array:
-        return scores + self._bias(ik) if "key_bias" in self.refs else scores
+    def _softmax(self, ik: Array, scores: Array, state: State, masked: bool) -> Weighed:
+        if masked:
+            scores = self._mask(ik, scores)
+        top = jnp.maximum(state.top, scores.max(axis=1) * self.plan.scale)
+        rescale = jnp.exp2(state.top - top)
+        weights = jnp.exp2(scores * self.plan.scale - lax.broadcast_in_dim(top, scores.shape, [0]))
+        total = state.total * rescale + weights.sum(axis=1)
+        return Weighed(weights, rescale, top, total)
 
-    def _bias(self, ik: Array) -> Array:
+    def _pool(self, ik: Array, operand: Array, pooled: Any, masked: bool) -> None:
+        """Adds the values of a key block; the product may still be under way."""
+        slot = self._await_values(ik, masked)
+        mgpu.wgmma(pooled, operand, self.memory.value.at[slot])
+
+    def _pool_plainly(self, ik: Array, operand: Array, state: State, masked: bool) -> Array:
+        """The same in the interpreter."""
+        slot = self._await_values(ik, masked)
+        values = self.memory.value[slot].astype(jnp.float32)
+        return state.out + jnp.dot(operand.astype(jnp.float32), values)
+
+    def _await_values(self, ik: Array, masked: bool) -> Any:
+        """The slot of a key block's values, once they are there."""
         slot = slot_of(ik - self.place.visits[0], self.plan.blocks.value_slots)
-        mgpu.barrier_wait(self.memory.bias_ready.at[slot])
+        mgpu.barrier_wait(self.memory.value_ready.at[slot])
+        if masked:
+            self._hide_values(ik, slot)
+        return slot
+
+    def _release_values(self, ik: Array) -> None:
+        slot = slot_of(ik - self.place.visits[0], self.plan.blocks.value_slots)
+        mgpu.barrier_arrive(self.memory.value_consumed.at[slot])
+
+    def _bias(self, ik: Array) -> Array | None:
+        """Of one key block, [64, keys]."""
+        if "key_bias" not in self.refs:
+            return None
+        low, *_, high = self.place.visits
+        slot = slot_of(ik - low, self.plan.bias_slots)
+        # It always is. As a branch it keeps the compiler from moving things past the wait: 4 %.
+        pl.when(ik < high)(lambda: mgpu.barrier_wait(self.memory.bias_ready.at[slot]))
         bias = mgpu.load(self.memory.bias.at[slot], layout=PER_KEY)  # type: ignore[call-arg]
         tile = lax.broadcast_in_dim(bias, (ROWS, self.plan.blocks.keys), [1])
         return mgpu.layout_cast(tile, TILE)
@@ -255,6 +329,11 @@ class _Worker:
 
         Both warpgroups do it, neither waits for the other: they write the same.
         """
+        if self.place.last_key is not None:
+            hidden = (ik + 1) * self.plan.blocks.keys > self.place.last_key
+            pl.when(hidden)(lambda: self._write_zeros(ik, slot))
+
+    def _write_zeros(self, ik: Array, slot: Any) -> None:
         shape = (self.plan.blocks.keys, COLUMNS)
         for first in range(0, self.plan.value_width, COLUMNS):
             part = self.memory.value.at[slot, :, pl.ds(first, COLUMNS)]
@@ -278,6 +357,14 @@ class _Worker:
         if self.plan.blocks.turns:
             mgpu.barrier_arrive(self.memory.turn)
             mgpu.barrier_wait(self.memory.turn)
+
+    def _await_turn(self) -> None:
+        if self.plan.blocks.turns:
+            mgpu.barrier_wait(self.memory.turn.at[self.place.warpgroup])
+
+    def _pass_turn(self) -> None:
+        if self.plan.blocks.turns:
+            mgpu.barrier_arrive(self.memory.turn.at[1 - self.place.warpgroup])
 
 
 def _store(rows: Any, value: Array) -> None:

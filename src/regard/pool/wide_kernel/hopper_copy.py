@@ -27,7 +27,9 @@ def copy(plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]) -
         slot = slot_of(step, blocks.stages)
         features = pl.ds(c * plan.chunk, plan.chunk)
         pl.when(step >= blocks.stages)(lambda: mgpu.barrier_wait(memory.chunk_consumed.at[slot]))
-        if not blocks.resident:
+        if blocks.resident:
+            copy_bias(ik, slot)
+        else:
             mgpu.copy_gmem_to_smem(
                 refs["phi"].at[plan.at(place.example, place.head, rows, features)],
                 memory.phi.at[slot],
@@ -41,6 +43,16 @@ def copy(plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]) -
             collective_axes=together,
         )
 
+    def copy_bias(ik: Array, slot: Any) -> None:
+        if "key_bias" in refs:
+            mgpu.copy_gmem_to_smem(
+                refs["key_bias"].at[
+                    place.example, place.key_head, pl.ds(ik * blocks.keys, blocks.keys)
+                ],
+                memory.bias.at[slot],
+                memory.bias_ready.at[slot],
+            )
+
     def copy_key_block(ik: Array, carry: None) -> None:
         keys = pl.ds(ik * blocks.keys, blocks.keys)
         slot = slot_of(ik - low, blocks.value_slots)
@@ -49,15 +61,12 @@ def copy(plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]) -
             wait = lambda: mgpu.barrier_wait(memory.value_consumed.at[slot])  # noqa: E731
             pl.when(ik - low >= blocks.value_slots)(wait)
 
-        if "key_bias" in refs:
+        bias_first = "key_bias" in refs and not blocks.resident
+        if bias_first:
             wait_for_slot()
-            mgpu.copy_gmem_to_smem(
-                refs["key_bias"].at[place.example, place.key_head, keys],
-                memory.bias.at[slot],
-                memory.bias_ready.at[slot],
-            )
+            copy_bias(ik, slot)
         lax.fori_loop(0, plan.chunks, lambda c, _: copy_chunk(ik, c), None)
-        if "key_bias" not in refs:
+        if not bias_first:
             wait_for_slot()
         mgpu.copy_gmem_to_smem(
             refs["value"].at[plan.at(place.example, place.key_head, keys)],

@@ -46,6 +46,10 @@ class FeatureScore:
     scale: float
     precision: Any = None
 
+    def of(self, left: Array, right: Array) -> Array:
+        """The tile of features [rows, width] and [keys, width], or the other way round."""
+        return dot(left, right, (1, 1), self.precision) * self.scale
+
     def tile(self, refs: dict[str, Any], rows: Any, keys: Any, flipped: bool) -> Array:
         left, right = ("query", rows), ("key", keys)
         if flipped:
@@ -80,6 +84,8 @@ class TilePass:
 
     Attributes:
         score: makes the scores of a tile.
+        tokens_first: query, key, value and d_out are [B, T, N, ...], as callers of attend keep
+            them; narrow_back.py alone.
     """
 
     score: TileScore
@@ -93,6 +99,7 @@ class TilePass:
     dropout_rate: float
     precision: Any
     interpret: bool
+    tokens_first: bool = False
 
     @property
     def group(self) -> int:
@@ -144,30 +151,36 @@ def keep_tile(
     return keep_scale(seed, row, key, static.dropout_rate, jnp.dtype(jnp.float32))
 
 
-def read_spec(array: Array, static: TilePass) -> pl.BlockSpec:
+def read_spec(array: Array, static: TilePass, tokens_first: bool = False) -> pl.BlockSpec:
     """One example and head of an array whole, for grids (block, head, example).
 
-    [B|1, N|K|1, ...] is read as [...]; anything of rank 1 as it is.
+    [B|1, N|K|1, ...] is read as [...]; tokens first, [B, T, N|K, ...] is; anything of rank 1 as it
+    is.
     """
     if array.ndim == 1:
         return pl.BlockSpec(array.shape, lambda *grid: (0,))
-    heads = array.shape[1]
+    examples, heads, *shape = _heads_second(array.shape, tokens_first)
 
     def index(block: Array, head: Array, example: Array) -> tuple[Any, ...]:
         at = 0 if heads == 1 else (head if heads == static.N else head // static.group)
-        return (0 if array.shape[0] == 1 else example, at) + (0,) * (array.ndim - 2)
+        first = (0 if examples == 1 else example, at)
+        return _heads_second((*first, *(0,) * len(shape)), tokens_first)
 
-    return pl.BlockSpec((None, None, *array.shape[2:]), index)
+    return pl.BlockSpec(_heads_second((None, None, *shape), tokens_first), index)
 
 
-def write_spec(*shape: int) -> pl.BlockSpec:
+def write_spec(*shape: int, tokens_first: bool = False) -> pl.BlockSpec:
     """One example and head of a result whole: [B, N, *shape] is written as [*shape]."""
-    zeros = (0,) * len(shape)
 
     def index(block: Array, head: Array, example: Array) -> tuple[Any, ...]:
-        return (example, head, *zeros)
+        return _heads_second((example, head, *(0,) * len(shape)), tokens_first)
 
-    return pl.BlockSpec((None, None, *shape), index)
+    return pl.BlockSpec(_heads_second((None, None, *shape), tokens_first), index)
+
+
+def _heads_second(axes: tuple[Any, ...], tokens_first: bool) -> tuple[Any, ...]:
+    """Swaps the second and third where tokens come first: there and back."""
+    return (axes[0], axes[2], axes[1], *axes[3:]) if tokens_first else tuple(axes)
 
 
 def share_of(part: Array, parts: int, low: Array, high: Array) -> tuple[Array, Array]:

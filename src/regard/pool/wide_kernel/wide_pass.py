@@ -1,7 +1,8 @@
 """Pooling over features, forward and backward: pads, picks the kernel, and pulls d scores back.
 
-Forward: hopper.py where it can, else forward.py. Backward: d_scores.py writes d scores, a stripe of
-queries at a time so that memory stays linear, and matrix products (cuBLAS) do the rest.
+Forward: hopper.py where it can, else forward.py. Backward: narrow_back.py for narrow features; else
+d_scores.py writes d scores, a stripe of queries at a time so that memory stays linear, and matrix
+products (cuBLAS) do the rest.
 """
 
 import functools
@@ -19,6 +20,7 @@ from regard.pool.wide_kernel.bounds import key_bounds
 from regard.pool.wide_kernel.d_scores import d_scores
 from regard.pool.wide_kernel.features import make_features
 from regard.pool.wide_kernel.forward import forward
+from regard.pool.wide_kernel.narrow_back import OF_TOKENS, narrow_back
 from regard.pool.wide_kernel.rows import (
     lay_ranges,
     pad,
@@ -30,6 +32,8 @@ from regard.pool.wide_kernel.rows import (
 from regard.pool.wide_kernel.tile import LOG2_E, FeatureScore, TilePass
 from regard.score.contract import Expansion, matmul_precision
 from regard.shapes import Axes
+
+NARROW = 128  # 16-bit features and values up to this width are pulled back by narrow_back.py
 
 
 @jax.tree_util.register_dataclass
@@ -112,7 +116,8 @@ class WidePass:
         active: Array | None,
         results: tuple[Array, Array, Array],
     ) -> WideOperands:
-        static, sizes = self._static(operands, "backward")
+        narrow = self._narrow_blocks(operands)
+        static, sizes = self._static(operands, "backward", narrow)
         features, pull = jax.vjp(
             functools.partial(self._features, self.dtype, sizes),
             operands.expansion,
@@ -121,7 +126,10 @@ class WidePass:
         )
         arrays = self._arrays(static, *features, operands, allowed, seed)
         arrays |= pad_rows_back(static, results, operands.value.dtype)
-        d_phi, (d_psi, d_value, d_bias) = self._pull_back(static, arrays)
+        if narrow is not None:
+            d_phi, (d_psi, d_value, d_bias) = self._narrow_back(static, arrays, allowed, narrow)
+        else:
+            d_phi, (d_psi, d_value, d_bias) = self._pull_back(static, arrays)
         width = features[0].shape[-1]
         d_expansion, d_query, d_key = pull((d_phi[..., :width], d_psi[..., :width]))
         S, V = self.axes.S, self.axes.V
@@ -156,6 +164,52 @@ class WidePass:
             return d_phi.reshape(static.B, static.N, part.T, -1), (d_psi, d_value, d_bias)
 
         d_phi, (d_psi, d_value, d_bias) = run_stripes(static, arrays, rows, stripe)
+        return d_phi, (d_psi.astype(self.dtype), d_value, d_bias)
+
+    def _narrow_blocks(self, operands: WideOperands) -> tuple[Blocks, Blocks] | None:
+        """Of d keys and d queries; None where they are not for these widths, or for float32, whose
+        exact products are cuBLAS's.
+        """
+        side = max(operands.width(), self.axes.V)
+        half = {jnp.dtype(dtype).itemsize for dtype in (self.dtype, operands.value.dtype)} == {2}
+        if side > NARROW or not half:
+            return None
+        if self.forced is not None:
+            return self.forced, self.forced
+        of_keys, of_queries = (
+            pick_blocks(kernel, side, side, self.dtype) for kernel in ("d keys", "d queries")
+        )
+        return of_keys, of_queries
+
+    def _narrow_back(
+        self,
+        static: TilePass,
+        arrays: dict[str, Array],
+        allowed: Allowed,
+        blocks: tuple[Blocks, Blocks],
+    ) -> tuple[Array, tuple[Array, Array, Any]]:
+        """As `_pull_back`."""
+        del arrays["bounds"]
+        ranges = lay_ranges(allowed, self.axes, static.T, static.S)
+
+        def turned(array: Array) -> Array:
+            """A pair of transposes that XLA cancels, as in `_on_hopper`."""
+            return array.swapaxes(1, 2) if static.tokens_first else array
+
+        arrays = {
+            name: turned(array) if name in OF_TOKENS else array for name, array in arrays.items()
+        }
+        d_phi, d_psi, d_value, d_bias = narrow_back(static, arrays, ranges, blocks, self.dtype)
+
+        def over_group(array: Array) -> Array:
+            """[B, N, S, ...] -> [B, K, S, ...]."""
+            if static.group == 1:
+                return array
+            return array.reshape(static.B, static.K, static.group, *array.shape[2:]).sum(2)
+
+        d_phi, d_psi, d_value = map(turned, (d_phi, d_psi, d_value))
+        d_psi, d_value = over_group(d_psi), over_group(d_value)
+        d_bias = None if d_bias is None else over_group(d_bias)
         return d_phi, (d_psi.astype(self.dtype), d_value, d_bias)
 
     def _product(self, subscripts: str, left: Array, right: Array, dtype: Any) -> Array:
@@ -218,14 +272,24 @@ class WidePass:
         )
         return out.swapaxes(1, 2) if tokens_first else out, lse
 
-    def _static(self, operands: WideOperands, direction: str) -> tuple[TilePass, tuple[int, int]]:
+    def _static(
+        self,
+        operands: WideOperands,
+        direction: str,
+        narrow: tuple[Blocks, Blocks] | None = None,
+    ) -> tuple[TilePass, tuple[int, int]]:
         """What the Triton-lowered kernels need to know, and the padded T and S."""
         axes, width = self.axes, operands.width()
         blocks = self.forced or pick_blocks(direction, width, axes.V, self.dtype)
         T, S = round_up(axes.T, blocks.queries), round_up(axes.S, blocks.keys)
-        if direction == "backward":
-            T = round_up(axes.T, stripe_rows(axes, blocks.queries, S, self.dtype))
         chunk = min(blocks.chunk, round_up(width, 16, power=True))
+        if narrow is not None:  # no stripes, and features in one piece
+            blocks = narrow[0]
+            T = round_up(axes.T, max(one.queries for one in narrow))
+            S = round_up(axes.S, max(one.keys for one in narrow))
+            chunk = round_up(width, 16, power=True)
+        elif direction == "backward":
+            T = round_up(axes.T, stripe_rows(axes, blocks.queries, S, self.dtype))
         precision = matmul_precision(self.dtype)
         score = FeatureScore(round_up(width, chunk), chunk, self.scale * LOG2_E, precision)
         static = TilePass(
@@ -240,6 +304,7 @@ class WidePass:
             dropout_rate=self.dropout_rate,
             precision=matmul_precision(operands.value.dtype),
             interpret=self.device == "interpret",
+            tokens_first=narrow is not None and operands.expansion is None,
         )
         return static, (T, S)
 
