@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.pool.wide_kernel.d_tile import d_tile
+from regard.pool.wide_kernel.d_tile import d_softmax, d_weights, weights_again
 from regard.pool.wide_kernel.tile import TilePass, dot, read_spec, share_of, write_spec
 
 
@@ -58,12 +58,16 @@ def d_scores(
         def visit(iq: Array, carry: Any) -> Any:
             d_value, d_bias = carry
             rows = pl.ds(iq * blocks.queries, blocks.queries)
-            d_out = plt.load(named["d_out"].at[rows, :])
             scores = static.score.tile(named, rows, keys, flipped=True)
-            kept, d_of_tile = d_tile(static, named, scores, values, d_out, rows, keys, flipped=True)
+            weights = weights_again(named, scores, rows, keys, flipped=True)
+            d_out = plt.load(named["d_out"].at[rows, :])
+            kept, d_kept = d_weights(
+                static, named, weights, values, d_out, rows, keys, flipped=True
+            )
             d_value = d_value + dot(kept.astype(d_out.dtype), d_out, (1, 0), static.precision)
-            plt.store(scores_ref.at[keys, rows], d_of_tile.astype(scores_ref.dtype))
-            return d_value, d_bias + d_of_tile.sum(axis=1)
+            d_tile = d_softmax(named, weights, d_kept, rows, flipped=True)
+            plt.store(scores_ref.at[keys, rows], d_tile.astype(scores_ref.dtype))
+            return d_value, d_bias + d_tile.sum(axis=1)
 
         def leave_out(iq: Array, carry: None) -> None:
             nothing = jnp.zeros((blocks.keys, blocks.queries), scores_ref.dtype)

@@ -139,6 +139,7 @@ class _Worker:
         carry = lax.fori_loop(full_low, full_high, functools.partial(step, masked=False), carry)
         if self.ranged:
             carry = lax.fori_loop(full_high, high, with_mask, carry)
+        pl.when(self.place.warpgroup == 0)(self._await_turn)  # the last one, which nobody takes
         operand, state = carry
         if self.plan.interpret:
             out = self._pool_plainly(high - 1, operand, state, masked=self.ranged)

@@ -17,7 +17,7 @@ from jax.experimental.pallas import triton as plt
 
 from regard.pool.wide_kernel.blocks import Blocks
 from regard.pool.wide_kernel.bounds import Ranges, key_bounds, query_visits
-from regard.pool.wide_kernel.d_tile import d_tile
+from regard.pool.wide_kernel.d_tile import d_softmax, d_weights, weights_again
 from regard.pool.wide_kernel.tile import LOG2_E, FeatureScore, TilePass, dot, read_spec, write_spec
 
 # Which a kernel reads of every array: one head of all tokens.
@@ -70,14 +70,15 @@ def _d_keys(static: TilePass, arrays: dict[str, Array], dtype: Any) -> list[Arra
         def visit(iq: Array, carry: list[Array], masked: bool) -> list[Array]:
             rows = pl.ds(iq * blocks.queries, blocks.queries)
             phi, d_out = (plt.load(named[name].at[rows, :]) for name in ("query", "d_out"))
-            kept, d_scores = d_tile(
-                static, named, score.of(psi, phi), values, d_out, rows, keys,
-                flipped=True, masked=masked,
-            )  # fmt: skip
-            more = [
-                dot(d_scores.astype(phi.dtype), phi, (1, 0), score.precision),
-                dot(kept.astype(d_out.dtype), d_out, (1, 0), static.precision),
-            ]
+            scores = score.of(psi, phi)
+            weights = weights_again(named, scores, rows, keys, flipped=True, masked=masked)
+            kept, d_kept = d_weights(
+                static, named, weights, values, d_out, rows, keys, flipped=True
+            )
+            d_value = dot(kept.astype(d_out.dtype), d_out, (1, 0), static.precision)
+            d_scores = d_softmax(named, weights, d_kept, rows, flipped=True)
+            d_psi = dot(d_scores.astype(phi.dtype), phi, (1, 0), score.precision)
+            more = [d_psi, d_value]
             more += [d_scores.sum(axis=1)] if biased else []
             return [sum_ + one for sum_, one in zip(carry, more, strict=True)]
 
@@ -109,10 +110,10 @@ def _d_queries(static: TilePass, arrays: dict[str, Array], dtype: Any) -> Array:
         def visit(ik: Array, d_phi: Array, masked: bool) -> Array:
             keys = pl.ds(ik * blocks.keys, blocks.keys)
             psi, values = (plt.load(named[name].at[keys, :]) for name in ("key", "value"))
-            _, d_scores = d_tile(
-                static, named, score.of(phi, psi), values, d_out, rows, keys,
-                flipped=False, masked=masked,
-            )  # fmt: skip
+            scores = score.of(phi, psi)
+            weights = weights_again(named, scores, rows, keys, flipped=False, masked=masked)
+            _, d_kept = d_weights(static, named, weights, values, d_out, rows, keys, flipped=False)
+            d_scores = d_softmax(named, weights, d_kept, rows, flipped=False)
             return d_phi + dot(d_scores.astype(psi.dtype), psi, (1, 0), score.precision)
 
         d_phi = jnp.zeros((blocks.queries, score.width), jnp.float32)
