@@ -82,10 +82,11 @@ class DeviceClock:
 
     Args:
         least: seconds of a reading.
-        short: runs that take no longer than this are bundled, where that works.
+        short: runs that take no longer than this are bundled, where that works. A launch with
+            gradients took a host 0.25 ms, and of twin programs of 0.09 ms one was read so.
     """
 
-    def __init__(self, least: float = 0.02, short: float = 2e-4):
+    def __init__(self, least: float = 0.02, short: float = 4e-4):
         self.least, self.short = least, short
         # Weak, so that a clock does not keep the arrays of every program that it ever read.
         self._plans: weakref.WeakKeyDictionary[Queued, _Plan] = weakref.WeakKeyDictionary()
