@@ -49,6 +49,20 @@ def programs_are_kept_no_longer():
         compilation_cache.reset_cache()
 
 
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """On a CPU, programs are compiled without LLVM's optimizations, a third to half of the time.
+
+    For modules whose programs run for milliseconds and are not about rounding: kernels in interpret
+    mode, front ends, transformations, models of eight words. XLA's own passes are all there. The
+    contracts of scores and backends (score/, pool/test_every_backend.py, test_properties.py) are
+    asked of the code that users get; on a GPU, everything is.
+    """
+    jax.config.update("jax_disable_most_optimizations", not ON_GPU)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """With a GPU, a `gpu` test that skips itself fails: a kernel nobody runs is not tested."""

@@ -11,7 +11,6 @@ from regard.seq2seq.alignment import format_links, parse_links, symmetrize
 from regard.seq2seq.metrics import alignment_error
 from regard.seq2seq.translator import Translator
 from seq2seq.small_translator import save_small
-from seq2seq.tiny import quick_compilation  # noqa: F401, a fixture
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
