@@ -7,7 +7,9 @@ reader's session, with JAX's own defaults.
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before anything imports Keras
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # fits of 24 columns: threads only wait
+# Fits of 24 columns: threads only wait. For the workers of -n; a plain pytest has loaded NumPy by
+# now, with jaxtyping's plugin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import hypothesis
 import jax
