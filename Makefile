@@ -25,23 +25,27 @@ help: ## say what there is to make
 demo: $(VENV)/.installed-translate,show ## translate, then train a model from scratch (3 minutes)
 	@$(BIN)/regard demo
 
+# Workers take neighbors (worksteal): a case that is compiled, or a run that is trained, for several
+# tests of a file is then rarely made by both.
+RUN := $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
 test: $(VENV)/.installed-dev ## every test and every docstring example
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
 	  command -v google-chrome >/dev/null || \
 	  echo "no Chromium here: the browser tests are skipped (Debian: apt install chromium)"
-	@$(BIN)/python -m pytest -n 2 -q $(PYTEST) tests
+	@$(RUN) $(PYTEST) tests
 	@$(MAKE) --no-print-directory doctest
 
 NOT_CORE := bench cli modules peers d2l playground show seq2seq test_docs.py test_examples.py
 
 test-core: $(VENV)/.installed-dev ## the core alone: without modules, benchmark and other libraries
-	@$(BIN)/python -m pytest -n 2 -q $(NOT_CORE:%=--ignore=tests/%) $(PYTEST) tests
+	@$(RUN) $(NOT_CORE:%=--ignore=tests/%) $(PYTEST) tests
 	@$(MAKE) --no-print-directory doctest
 
 # A run of its own, without tests/conftest.py: the examples must hold for a reader, whose JAX
 # has none of the strict flags and no float64.
 doctest: $(VENV)/.installed-dev ## the docstring examples alone
-	@$(BIN)/python -m pytest -n 2 -q --doctest-modules src/regard
+	@$(RUN) --doctest-modules src/regard
 
 lint: $(VENV)/.installed-dev ## ruff (lint and format) and mypy; changes nothing
 	@$(BIN)/ruff check --quiet .

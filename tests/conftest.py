@@ -7,7 +7,9 @@ reader's session, with JAX's own defaults.
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before anything imports Keras
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # fits of 24 columns: threads only wait
+# Fits of 24 columns: threads only wait. For the workers of -n; a plain pytest has loaded NumPy by
+# now, with jaxtyping's plugin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import hypothesis
 import jax
@@ -47,6 +49,20 @@ def programs_are_kept_no_longer():
     if jax.config.jax_compilation_cache_dir != folder:
         jax.config.update("jax_compilation_cache_dir", folder)
         compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """On a CPU, programs are compiled without LLVM's optimizations, a third to half of the time.
+
+    For modules whose programs run for milliseconds and are not about rounding: kernels in interpret
+    mode, front ends, transformations, models of eight words. XLA's own passes are all there. The
+    contracts of scores and backends (score/, pool/test_every_backend.py, test_properties.py) are
+    asked of the code that users get; on a GPU, everything is.
+    """
+    jax.config.update("jax_disable_most_optimizations", not ON_GPU)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.hookimpl(wrapper=True)

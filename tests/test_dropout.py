@@ -12,6 +12,8 @@ import regard
 from cases import BACKENDS, REGIMES, Case
 from problem import as_arguments, assert_close, draw
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 B, T, N, S = 2, 19, 2, 37
 RATE = 0.25
 

@@ -16,6 +16,8 @@ import regard
 from cases import BACKENDS, REGIMES, Case, Sizes, on_every_backend
 from problem import as_arguments, assert_close, draw
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 TENSORS = ("query", "key", "value")
 LIFTING = Sizes(T=67, S=71, N=2, K=1)  # long enough for the additive lift to be taken
 
@@ -157,6 +159,7 @@ def test_four_devices():
         **os.environ,
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4",
         "JAX_PLATFORMS": "cpu",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # it compiles longer than it runs
     }
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(FOUR_DEVICES)],

@@ -6,11 +6,11 @@ import pytest
 from typer.testing import CliRunner
 
 from regard.cli.app import app
+from regard.seq2seq import programs
 from regard.seq2seq.alignment import format_links, parse_links, symmetrize
 from regard.seq2seq.metrics import alignment_error
 from regard.seq2seq.translator import Translator
 from seq2seq.small_translator import save_small
-from seq2seq.tiny import quick_compilation  # noqa: F401, a fixture
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -51,6 +51,17 @@ def links(place, look="explaining", model="there", threshold=0.0, split=False):
     return [one.links(threshold) for one in found]
 
 
+def counted(program, calls):
+    """A program that also writes down its name when it is called."""
+    run = getattr(programs, program)
+
+    def noted(*arrays, **options):
+        calls.append(program)
+        return run(*arrays, **options)
+
+    return noted
+
+
 def lines(alignments):
     return "".join(format_links(one) + "\n" for one in alignments)
 
@@ -82,9 +93,14 @@ def test_both_directions_are_combined(place, way):
     assert result.stdout == lines(expected), result.stderr
 
 
-def test_gold_links_score_every_option(place):
+def test_gold_links_score_every_option(place, monkeypatch):
+    decoded = []
+    for program in ("looks", "explained"):
+        monkeypatch.setattr(programs, program, counted(program, decoded))
     result = run(place, *FILES, "--reverse-model", "{}/back", "--gold", "{}/gold.txt")
     assert result.exit_code == 0, result.stderr
+    # A batch for each model: writing and reading are rows of one decoding.
+    assert sorted(decoded) == ["explained", "explained", "looks", "looks"]
     rows = re.findall(
         r"^(explaining|writing|reading) +(\S.*?) {2,}([\d.]+) +([\d.]+) +([\d.]+)\s*$",
         result.stderr,

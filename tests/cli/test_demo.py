@@ -19,7 +19,6 @@ from regard.seq2seq.corpus import Pair
 from regard.seq2seq.metrics import AlignmentScore, Score
 from regard.seq2seq.settings import Settings
 from regard.seq2seq.tokenizer_pair import TokenizerPair
-from seq2seq.tiny import quick_compilation  # noqa: F401, a fixture
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -19,7 +19,6 @@ from regard.seq2seq.log import read_log
 from regard.seq2seq.non_finite import NonFiniteError
 from regard.seq2seq.progress import Plan, Sample, StepReport, ValidationReport
 from regard.seq2seq.tokenizer_pair import TokenizerPair
-from seq2seq.tiny import quick_compilation  # noqa: F401, a fixture
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "usual_memory")
 

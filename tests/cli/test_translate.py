@@ -21,7 +21,6 @@ from regard.seq2seq.alignment import format_links
 from regard.seq2seq.hypotheses import SearchOptions
 from regard.seq2seq.translator import Translator
 from seq2seq.small_translator import save_small
-from seq2seq.tiny import quick_compilation  # noqa: F401, a fixture
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

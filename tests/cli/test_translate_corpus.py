@@ -22,7 +22,6 @@ from regard.cli.parts import folder_of
 from regard.cli.which_process import Process, which_process
 from regard.seq2seq.few_shapes import groups
 from seq2seq.small_translator import ENGLISH, save_small
-from seq2seq.tiny import quick_compilation  # noqa: F401, a fixture
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -9,6 +9,8 @@ import pytest
 import oracle
 from regard import d2l
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 RNG = jax.random.PRNGKey(3)
 
 

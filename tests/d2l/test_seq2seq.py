@@ -12,6 +12,8 @@ import oracle
 from intermediates import intermediates
 from regard import d2l
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 VOCAB, EMBED, HIDDEN, LAYERS = 10, 8, 16, 2
 LENS = np.array([9, 5, 1, 0])
 RNG = jax.random.PRNGKey(5)

@@ -11,6 +11,8 @@ import regard.nnx
 from modules.front_ends import Module, assert_close, build
 from regard.cache import KVCache
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 LENGTH = 10
 SCORES = {
     "dot": dict(score="dot"),

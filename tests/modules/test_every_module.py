@@ -24,6 +24,8 @@ from modules.front_ends import (
     initialized,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 on_every_module = pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
 # One of each kind, where what is tested is the same code for all of a kind.
 SOME = ("gaussian", "bilinear, bias", "additive, bias", "heads", "mixed grouped heads")

@@ -11,6 +11,8 @@ import regard.linen
 import regard.nnx
 from modules.front_ends import MIXED, MODULES, WIDE, Module, assert_close, build
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 HEADS = {name: module for name, module in MODULES.items() if module.name == "MultiHeadAttention"}
 
 ORACLES = {

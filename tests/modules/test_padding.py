@@ -8,6 +8,8 @@ import pytest
 import regard
 from regard import linen
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 LENS = np.array([7, 3], np.int32)
 MODULES = {
     "multi head": linen.MultiHeadAttention(

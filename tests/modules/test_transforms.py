@@ -14,6 +14,8 @@ import regard.linen
 import regard.nnx
 from modules.front_ends import MODULES, Module, assert_close, build
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 MIXED = MODULES["mixed grouped heads"]
 SQUARE = dict(num_heads=2, query_features=6, score=("dot", "additive"))
 LENS = jnp.asarray([7, 3], jnp.int32)

@@ -19,6 +19,7 @@ from peers.libraries import FEATURES, PEERS, B, S, T
 
 pytestmark = [
     pytest.mark.peers,
+    pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore"),  # what other libraries warn of is not ours to fix
 ]
 on_every_peer = pytest.mark.parametrize("name", PEERS)

@@ -22,6 +22,15 @@ from regard.playground.server import Playground
 from regard.seq2seq import host_memory
 
 
+@pytest.fixture(scope="module", autouse=True)
+def a_cache_of_its_own(tmp_path_factory):
+    """The server keeps what it compiles: here not in the home of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def ran(monkeypatch):
     """Runs the command up to the moment where it would serve; returns what it would serve."""

@@ -29,6 +29,8 @@ from problem import assert_close, draw
 from regard import Mask
 from regard.pool import cudnn
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SQUARE, RAGGED, WHOLE = Sizes(T=24, S=24, V=8), Sizes(V=8), Sizes(T=128, S=256, V=8)
 
 # Rows of this file only: cuDNN needs widths in steps of 8, and no other backend does.

@@ -37,7 +37,10 @@ from regard.pool.wide_kernel import rows
 from regard.score.contract import Lift, inner_products
 
 # JAX 0.11 says so of every kernel that it lowers through Triton.
-pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+pytestmark = [
+    pytest.mark.usefixtures("quick_compilation"),
+    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
+]
 
 WORST = "causal window and lengths per query"
 TRITON, MOSAIC = "__gpu$xla.gpu.triton", "mosaic_gpu"

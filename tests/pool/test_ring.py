@@ -16,7 +16,8 @@ NAMES = [*ring_cases.CASES, *ring_cases.INSIDE, "batch and sequence", "no gather
 @pytest.mark.parametrize("names", [NAMES[0::2], NAMES[1::2]], ids=["even", "odd"])
 def test_the_ring_equals_the_definition(names):
     said = [f"{'causal' if name == 'batch and sequence' else name} ok" for name in names]
-    assert lines_of("ring_cases.py", names) == said
+    # Most of the time is compiling.
+    assert lines_of("ring_cases.py", names, "--xla_backend_optimization_level=0") == said
 
 
 @pytest.fixture

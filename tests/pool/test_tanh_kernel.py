@@ -16,7 +16,10 @@ from regard.pool.tanh_kernel.operands import BOUND, SHIFT, TWO_LOG2_E
 from regard.pool.tanh_kernel.walk import WalkBlocks
 
 # JAX 0.11 says so of every kernel that it lowers through Triton.
-pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+pytestmark = [
+    pytest.mark.usefixtures("quick_compilation"),
+    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
+]
 
 SMALL = WalkBlocks(kept=16, walked=2, units=2)
 

@@ -25,7 +25,10 @@ from regard.pool.wide_kernel.rows import lay_ranges, round_up, stripe_rows
 from regard.score.sine_features import SineExpansion
 from regard.shapes import Axes
 
-pytestmark = pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+pytestmark = [
+    pytest.mark.usefixtures("quick_compilation"),
+    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
+]
 
 QUERIES, KEYS = 4, 8  # of a block, here
 

@@ -29,7 +29,6 @@ from regard.seq2seq.dropout import ShareOfRows, drop
 from regard.seq2seq.hosts import Hosts, is_gone, is_known_to_all
 from regard.seq2seq.launch import Launch, find_launch
 from regard.seq2seq.log import read_log
-from seq2seq.tiny import quick_compilation  # noqa: F401, a fixture
 
 SOURCE = Path(__file__).resolve().parent.parent.parent / "src"
 SECONDS = 30.0  # from a process's death to the others' end, at most

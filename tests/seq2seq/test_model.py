@@ -19,13 +19,7 @@ from regard.seq2seq.cross_entropy import cross_entropy
 from regard.seq2seq.dropout import drop
 from regard.seq2seq.explaining import explain_words
 from regard.seq2seq.recurrence import unroll
-from seq2seq.tiny import (  # noqa: F401, a fixture
-    CONFIG,
-    CONFIGS,
-    quick_compilation,
-    random_model,
-    some_batch,
-)
+from seq2seq.tiny import CONFIG, CONFIGS, random_model, some_batch
 
 BATCH = some_batch()
 

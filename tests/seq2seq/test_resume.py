@@ -22,7 +22,7 @@ from regard.seq2seq.progress import Progress
 from regard.seq2seq.run_folder import RunFolder
 from regard.seq2seq.training import train
 from seq2seq import reversing
-from seq2seq.tiny import kept_programs, quick_compilation  # noqa: F401, fixtures
+from seq2seq.tiny import kept_programs  # noqa: F401, a fixture
 
 TESTS = Path(__file__).resolve().parent.parent
 

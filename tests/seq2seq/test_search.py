@@ -13,13 +13,7 @@ from regard.seq2seq import search
 from regard.seq2seq.best_of import best_of
 from regard.seq2seq.search import beam_search, force, greedy
 from regard.seq2seq.vocabulary import BOS, EOS, PAD, UNK
-from seq2seq.tiny import (  # noqa: F401, a fixture
-    CONFIGS,
-    VOCAB,
-    quick_compilation,
-    random_model,
-    some_batch,
-)
+from seq2seq.tiny import CONFIGS, VOCAB, random_model, some_batch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -23,7 +23,7 @@ from regard.seq2seq.tokenizer_pair import TokenizerPair
 from regard.seq2seq.training import train
 from regard.seq2seq.words import normalize
 from seq2seq import reversing
-from seq2seq.tiny import kept_programs, quick_compilation  # noqa: F401, fixtures
+from seq2seq.tiny import kept_programs  # noqa: F401, a fixture
 
 PAIRS = list(Grammar(80, seed=3))
 ODD = [

@@ -22,13 +22,7 @@ from regard.seq2seq.search import SearchOptions
 from regard.seq2seq.training import train
 from regard.seq2seq.validation import Validation, Validator, translate_batches
 from seq2seq import reversing
-from seq2seq.tiny import (  # noqa: F401, fixtures
-    CONFIGS,
-    kept_programs,
-    quick_compilation,
-    random_model,
-    some_batch,
-)
+from seq2seq.tiny import CONFIGS, kept_programs, random_model, some_batch  # noqa: F401, a fixture
 
 TESTS = Path(__file__).resolve().parent.parent
 

@@ -27,7 +27,6 @@ from regard.seq2seq.words import split_words
 from seq2seq import reversing
 from seq2seq.reversing_translator import WORDS, reversing_translator
 from seq2seq.small_translator import save_small, small_translator
-from seq2seq.tiny import quick_compilation  # noqa: F401, a fixture
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

@@ -75,14 +75,6 @@ def some_batch(rows: int = 4, width: int = 6, seed: int = 0, vocab: int = VOCAB)
 
 
 @pytest.fixture(scope="module")
-def quick_compilation():
-    """Programs that run for milliseconds: what counts is how long they compile."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-@pytest.fixture(scope="module")
 def kept_programs(tmp_path_factory):
     """Each call of `train` compiles a step of its own: the same program again, found on disk."""
     _keep_programs(str(tmp_path_factory.mktemp("programs")), seconds=0.2, size=-1)

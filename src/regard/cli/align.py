@@ -96,19 +96,13 @@ def command(
         folders = [model] if reverse_model is None else [model, reverse_model]
         translators = [load_translator(folder, no_cache) for folder in folders]
         wait.says("aligning", corpus.report.kept)
-        looks = tuple(LookOf) if answers is not None else (look,)
+        looks: list[Look] = [one.value for one in LookOf if one is look or answers is not None]
         kept: dict[tuple[str, str], list[frozenset[Link]]] = {}
         for pairs in in_chunks(iter(corpus)):
             with wait.chunk(len(pairs)):
-                found = {
-                    (one, way): links
-                    for one in looks
-                    for way, links in _links(
-                        translators, pairs, one.value, threshold, tokenized, wait
-                    ).items()
-                }
+                found = _links(translators, pairs, looks, threshold, tokenized, wait)
             with wait.aside():
-                _write(found[look, symmetrize.value], file)
+                _write(found[look.value, symmetrize.value], file)
             if answers is not None:
                 for option, links in found.items():
                     kept.setdefault(option, []).extend(links)
@@ -119,31 +113,35 @@ def command(
 def _links(
     translators: Sequence["Translator"],
     pairs: Sequence["Pair"],
-    look: "Look",
+    looks: Sequence["Look"],
     threshold: float,
     tokenized: bool,
     wait: Waiting,
-) -> dict[str, list["frozenset[Link]"]]:
-    """For each way to symmetrize, the links of every pair."""
+) -> dict[tuple[str, str], list["frozenset[Link]"]]:
+    """For each look and way to symmetrize, the links of every pair."""
     from regard.seq2seq.alignment import Symmetrization, symmetrize
 
     def read(text: str) -> Any:
         return text.split() if tokenized else text
 
     given = [(read(pair.source), read(pair.target)) for pair in pairs]
-    aligned = translators[0].align(given, look=look, progress=wait.done)
-    forward = [one.links(threshold) for one in aligned]
-    ways = {"none": forward}
-    if len(translators) == 1:
-        return ways
     turned = [(target, source) for source, target in given]
-    aligned = translators[1].align(turned, look=look, progress=wait.done)
-    backward = [frozenset((i, j) for j, i in one.links(threshold)) for one in aligned]
-    ways["reverse model alone"] = backward
-    for way in get_args(Symmetrization):
-        both = zip(forward, backward, strict=True)
-        ways[way] = [symmetrize(there, back, way) for there, back in both]
-    return ways
+    aligned = [
+        translator.align_by(looks, one, progress=wait.done)
+        for translator, one in zip(translators, (given, turned), strict=False)
+    ]
+    found: dict[tuple[str, str], list[frozenset[Link]]] = {}
+    for look in looks:
+        forward = [one.links(threshold) for one in aligned[0][look]]
+        found[look, "none"] = forward
+        if len(translators) == 1:
+            continue
+        backward = [frozenset((i, j) for j, i in one.links(threshold)) for one in aligned[1][look]]
+        found[look, "reverse model alone"] = backward
+        for way in get_args(Symmetrization):
+            both = zip(forward, backward, strict=True)
+            found[look, way] = [symmetrize(there, back, way) for there, back in both]
+    return found
 
 
 def _write(alignments: Iterable["frozenset[Link]"], file: Any) -> None:

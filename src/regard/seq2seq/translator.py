@@ -179,40 +179,63 @@ class Translator:
             An alignment for each pair, in their order. A pair may be of any length: the parts of
             one that is cut would not know of each other.
         """
-        if look not in get_args(Look):
-            raise ValueError(f"look is one of {', '.join(get_args(Look))}. Got {look!r}.")
+        return self.align_by((look,), pairs, batch_tokens=batch_tokens, progress=progress)[look]
+
+    def align_by(
+        self,
+        looks: Sequence[Look],
+        pairs: Iterable[tuple[Text, Text]],
+        *,
+        batch_tokens: int | None = None,
+        progress: Progress | None = None,
+    ) -> dict[Look, list[Alignment]]:
+        """`align` for several looks: "writing" and "reading" are rows of the same forced decoding.
+
+        Args:
+            looks: which; for each decoding that they need, `progress` counts every pair once.
+            pairs, batch_tokens, progress: as for `align`.
+
+        Returns:
+            For each look what `align` gives.
+        """
+        for look in looks:
+            if look not in get_args(Look):
+                raise ValueError(f"look is one of {', '.join(get_args(Look))}. Got {look!r}.")
         pairs = list(pairs)
         sources = self.tokenizers.source.encode_batch(source for source, _ in pairs)
         targets = self.tokenizers.target.encode_batch(target for _, target in pairs)
         both = list(zip(sources, targets, strict=True))
-        found = [_aligned(*pair, np.zeros((0, 0)), look) for pair in both]
+        found = {look: [_aligned(*pair, np.zeros((0, 0)), look) for pair in both] for look in looks}
         wanted = [i for i, (source, target) in enumerate(both) if source.ids and target.ids]
         lengths = [max(len(both[i][0].ids), len(both[i][1].ids)) + 1 for i in wanted]
+        explaining = sorted({look == "explaining" for look in looks})
         done, hurry = 0, len(wanted) <= HURRY
-        kind = ("align", look == "explaining", hurry)
-        known = self._known(kind)
-        tokens = batch_tokens or _batch_tokens()
-        if look == "explaining":
-            tokens = min(tokens, EXPLAINED)
-        for group in groups(lengths, tokens=tokens, known=known):
-            members = [wanted[i] for i in group.members]
-            examples = [(both[i][0].ids, both[i][1].ids) for i in members]
-            batch = Batch.of(examples, rows=group.rows, width=group.width)
-            looks = np.asarray(self._looks(batch, look, hurry))  # [B, T, S]
-            self._compiled.add((kind, group.rows, group.width))
-            for row, i in enumerate(members):
-                found[i] = _aligned(*both[i], looks[row], look)
-            done += len(members)
-            if progress is not None:
-                progress(done, len(wanted))
+        for explain in explaining:
+            kind = ("align", explain, hurry)
+            tokens = batch_tokens or _batch_tokens()
+            if explain:
+                tokens = min(tokens, EXPLAINED)
+            for group in groups(lengths, tokens=tokens, known=self._known(kind)):
+                members = [wanted[i] for i in group.members]
+                examples = [(both[i][0].ids, both[i][1].ids) for i in members]
+                batch = Batch.of(examples, rows=group.rows, width=group.width)
+                weights = np.asarray(self._looks(batch, explain, hurry))  # [B, T, S]
+                self._compiled.add((kind, group.rows, group.width))
+                for look in looks:
+                    if (look == "explaining") == explain:
+                        for row, i in enumerate(members):
+                            found[look][i] = _aligned(*both[i], weights[row], look)
+                done += len(members)
+                if progress is not None:
+                    progress(done, len(explaining) * len(wanted))
         return found
 
-    def _looks(self, batch: Batch, look: Look, hurry: bool) -> Array:
+    def _looks(self, batch: Batch, explain: bool, hurry: bool) -> Array:
         source, lens, before, written = (
             jnp.asarray(array)
             for array in (batch.source, batch.source_lens, batch.target_in, batch.target_out)
         )
-        if look == "explaining":
+        if explain:
             return programs.explained(self.model, source, lens, before, written, hurry=hurry)
         return programs.looks(self.model, source, lens, before, hurry=hurry)
 
