@@ -314,7 +314,7 @@ class _Worker:
             return None
         low, *_, high = self.place.visits
         slot = slot_of(ik - low, self.plan.bias_slots)
-        # It always is. As a branch it keeps the compiler from moving things past the wait: 4 %.
+        # It always is. As a branch it keeps the compiler from moving things past the wait.
         pl.when(ik < high)(lambda: mgpu.barrier_wait(self.memory.bias_ready.at[slot]))
         bias = mgpu.load(self.memory.bias.at[slot], layout=PER_KEY)  # type: ignore[call-arg]
         tile = lax.broadcast_in_dim(bias, (ROWS, self.plan.blocks.keys), [1])
