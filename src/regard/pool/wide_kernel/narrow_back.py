@@ -20,7 +20,7 @@ from regard.pool.wide_kernel.bounds import Ranges, key_bounds, query_visits
 from regard.pool.wide_kernel.d_tile import d_softmax, d_weights, weights_again
 from regard.pool.wide_kernel.tile import LOG2_E, FeatureScore, TilePass, dot, read_spec, write_spec
 
-# Which a kernel reads of every array: one head of all tokens.
+# Arrays with an axis of tokens and one of heads, which may come in either order.
 OF_TOKENS = ("query", "key", "value", "d_out")
 
 
@@ -39,7 +39,8 @@ def narrow_back(
             float32.
         ranges: of the mask.
         blocks: of d keys, and of d queries.
-        dtype: of d phi, and of what is not summed over query heads.
+        dtype: of d phi, and of d psi where it is not summed over query heads; d value's is likewise
+            that of the values.
 
     Returns:
         d phi [B, N, T, R]; and per query head d psi [B, N, S, R], d value [B, N, S, V] and d
@@ -90,9 +91,12 @@ def _d_keys(static: TilePass, arrays: dict[str, Array], dtype: Any) -> list[Arra
         if biased:
             plt.store(outs[2].at[keys], d_bias[0])
 
-    summed = dtype if static.group == 1 else jnp.float32  # over heads, before it is rounded
+    dtypes = (dtype, arrays["value"].dtype)
+    if static.group > 1:  # heads are summed before they are rounded
+        dtypes = (jnp.float32, jnp.float32)
+    widths = (score.width, static.V)
     found: list[tuple[tuple[int, ...], Any]]
-    found = [((static.S, width), summed) for width in (score.width, static.V)]
+    found = [((static.S, width), one) for width, one in zip(widths, dtypes, strict=True)]
     found += [((static.S,), jnp.float32)] if biased else []
     return _call(static, kernel, arrays, static.S // blocks.keys, found, "regard_d_keys")
 
