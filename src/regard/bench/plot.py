@@ -125,13 +125,13 @@ def _label(axes, ends, crowded: bool) -> None:
         height = axes.transData.transform((length, value))[1] * scale
         at = max(height, taken.get(length, float("-inf")) + _LABEL_GAP)
         taken[length] = at
-        # Times lie close together: right of a curve that ends early is another one, and left of it
-        # there is room for one label of two. Color and dashes tell whose the other curve is.
+        # Times lie close together: right of a curve that ends early is another one, and left of the
+        # upper of two there is room. Color and dashes tell whose the other curve is.
         early = crowded and length < last
-        if early and label.removesuffix(WITH_BACKWARD) in labels - {label}:
+        if early and label + WITH_BACKWARD in labels:
             continue
         axes.annotate(
-            label,
+            label.removesuffix(WITH_BACKWARD) if early else label,
             (length, value),
             xytext=(-9 if early else 9, at - height + (3 if early else 0)),
             textcoords="offset points",
