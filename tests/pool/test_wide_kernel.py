@@ -153,10 +153,8 @@ def test_query_bounds_are_the_visits_the_other_way_round(drawn):
 def test_query_visits_know_who_needs_no_mask(drawn):
     """From first to last as query bounds say; between them the longest run without a mask."""
     ranges, may = drawn
-    visits, (rows, columns) = (
-        visits_of(ranges, may),
-        (may.shape[2] // QUERIES, may.shape[3] // KEYS),
-    )
+    visits = visits_of(ranges, may)
+    rows, columns = may.shape[2] // QUERIES, may.shape[3] // KEYS
     found = np.asarray(query_visits(jnp.asarray(visits), columns))
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found[..., ::3], query_bounds(jnp.asarray(visits), columns))

@@ -13,6 +13,7 @@ import oracle
 import regard
 from cases import BACKENDS
 from problem import assert_close, rounded
+from regard.score.gaussian import SAMPLE
 
 B, T, S, D, V = 2, 29, 41, 4, 3
 LENS = np.array([S - 7, 13], np.int32)
@@ -53,6 +54,26 @@ def test_far_from_the_origin(offset, backend):
     got = run(backend, query, key, value, weights=True)
     np.testing.assert_array_less(np.abs(np.asarray(got) - expected.weights).max(), 2e-6)
     assert_close(run(backend, query, key, value), expected.out, 2e-6, "out")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_some_of_many_keys_say_where_all_are(backend):
+    """Unmasked, and so many keys that the center is the mean of a third of them; at offset 1000."""
+    rng, many = np.random.default_rng(1), 1000
+    assert many // SAMPLE == 3
+    query, key, value = (
+        rounded(rng.standard_normal(shape) + 1000.0, "float32")
+        for shape in ((B, T, D), (B, many, D), (B, many, V))
+    )
+    value -= 1000.0
+    chosen = BACKENDS[backend]
+    pool = partial(regard.attend, score=regard.Gaussian(1.3), implementation=chosen.implementation)
+    with chosen.tiling():
+        got = jax.jit(pool)(*(jnp.asarray(x, "float32") for x in (query, key, value)))
+    score = oracle.Gaussian({"width": np.float64(1.3)})
+    may = np.ones((B, T, many), bool)
+    expected = oracle.attend(query, key, value, score=score, may=may).out
+    assert_close(got, expected, 2e-6, "out")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

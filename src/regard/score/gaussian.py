@@ -50,7 +50,7 @@ class Gaussian(Score):
     def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift:
         wide = accumulation_dtype(query.dtype)
         # Any center gives the same scores, so no gradient flows through it; and some of the keys
-        # tell where they are as well as all, in a thirtieth of a pass over them.
+        # tell where they are as well as all.
         some = key if visible is not None else key[..., :: max(1, key.shape[-2] // SAMPLE), :]
         center = jax.lax.stop_gradient(_mean_of_visible(some.astype(wide), visible))
         inverse_square = self._inverse_square(query)  # [..., 1, 1]

@@ -13,7 +13,6 @@ from regard.pool.tanh_kernel.operands import operands as tanh_operands
 from regard.pool.tanh_kernel.pull import d_projected
 from regard.pool.tanh_kernel.tile import TanhScore
 from regard.pool.wide_kernel.blocks import Blocks, pick_parts
-from regard.pool.wide_kernel.bounds import key_bounds
 from regard.pool.wide_kernel.d_scores import d_scores
 from regard.pool.wide_kernel.forward import forward
 from regard.pool.wide_kernel.rows import (
@@ -117,10 +116,8 @@ class TanhPass:
                 keys_first=True,
                 interpret=self.interpret,
             )
-            heads = (axes.B, axes.K, static.group)
-            sums = [d.reshape(*heads, *d.shape[1:]).sum(2) for d in (d_y,)]
-            d_value = found.value.reshape(*heads, *found.value.shape[2:]).sum(2)
-            return d_x.reshape(*x.shape), (*sums, d_vector, d_value)
+            d_y = static.over_groups(d_y.reshape(axes.B, axes.N, *d_y.shape[1:]))
+            return d_x.reshape(*x.shape), (d_y, d_vector, static.over_groups(found.value))
 
         rows_at_a_time = stripe_rows(axes, static.blocks.queries, static.S, self.dtype, SHARE)
         d_x, (d_y, d_vector, d_value) = run_stripes(static, arrays, rows_at_a_time, stripe)
@@ -172,7 +169,7 @@ class TanhPass:
         arrays = dict(
             **prepared._asdict(),
             value=pad(rows.value, {2: S, 3: static.V}),
-            bounds=key_bounds(ranges, blocks.queries, blocks.keys, T, S),
+            bounds=static.visits(ranges),
             **ranges.arrays(),
         )
         if seed is not None:

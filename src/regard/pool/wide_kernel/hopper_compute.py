@@ -1,7 +1,6 @@
 """The warpgroups that compute: scores of a tile by wgmma, online softmax, pooling by wgmma."""
 
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -116,20 +115,21 @@ class _Worker:
                     tile[...] = bias
                 self._await_turn()
                 self._multiply(ik, tile)
-                self._pool(ik - 1, operand, pooled, masked)
+                self._pool(ik - 1, operand, pooled, masked=masked)
                 self._pass_turn()
                 scores = mgpu.wgmma_accumulator_load(tile, wait_n=1)
                 self._release(ik)
                 found = self._softmax(ik, scores, state, masked)
                 found, total = lax.optimization_barrier((found, found.total(state)))
-                return self._after_pooling(ik, found, total, lambda: pooled[...])
+                return self._after_pooling(ik, found, total, pooled[...])
 
             if self.plan.interpret:  # it knows no product with an operand in registers
                 self._await_turn()
-                scores, pooled = self.scores(ik), self._pool_plainly(ik - 1, operand, state, masked)
+                scores = self.scores(ik)
+                pooled = self._pool_plainly(ik - 1, operand, state.out, masked)
                 self._pass_turn()
                 found = self._softmax(ik, scores, state, masked)
-                return self._after_pooling(ik, found, found.total(state), lambda: pooled)
+                return self._after_pooling(ik, found, found.total(state), pooled)
             shapes = (ROWS, self.plan.blocks.keys), (ROWS, self.plan.value_width)
             return pl.run_scoped(overlapped, *(Accumulator(one, jnp.float32) for one in shapes))
 
@@ -147,22 +147,22 @@ class _Worker:
         pl.when(self.place.warpgroup == 0)(self._await_turn)  # the last one, which nobody takes
         operand, state = carry
         if self.plan.interpret:
-            out = self._pool_plainly(high - 1, operand, state, masked=self.ranged)
+            out = self._pool_plainly(high - 1, operand, state.out, masked=self.ranged)
         else:
             pool = functools.partial(self._pool, high - 1, operand, masked=self.ranged)
-            out = pl.run_state(lambda pooled: pool(pooled=pooled))(Accumulator.init(state.out))
+            out = pl.run_state(pool)(Accumulator.init(state.out))
         self._release_values(high - 1)
         return State(out, state.top, state.total)
 
     def _after_pooling(
-        self, ik: Array, found: Weighed, total: Array, pooled: Callable[[], Array]
+        self, ik: Array, found: Weighed, total: Array, pooled: Array
     ) -> tuple[Array, State]:
         """The weights of a block as an operand, and the state that they will be pooled into.
 
         Weights are rounded when the product has ended: their registers are those of the weights
         that it multiplies, and to write them earlier would be to wait for it earlier.
         """
-        out, weights = lax.optimization_barrier((pooled(), found.weights))
+        out, weights = lax.optimization_barrier((pooled, found.weights))
         self._release_values(ik - 1)
         out = out * lax.broadcast_in_dim(found.rescale, out.shape, [0])
         return weights.astype(self.plan.dtype), State(out, found.top, total)
@@ -204,8 +204,7 @@ class _Worker:
         if plan.blocks.turns:
             mgpu.barrier_wait(memory.turn)
         if plan.interpret:  # it knows no product with an operand in registers
-            values = memory.value[slot].astype(jnp.float32)
-            out = out + jnp.dot(operand.astype(jnp.float32), values)
+            out = out + self._plain_product(operand, slot)
             self._await_features(ik + 1)
         else:
 
@@ -286,16 +285,17 @@ class _Worker:
         weights = jnp.exp2(scores * self.plan.scale - lax.broadcast_in_dim(top, scores.shape, [0]))
         return Weighed(weights, rescale, top)
 
-    def _pool(self, ik: Array, operand: Array, pooled: Any, masked: bool) -> None:
+    def _pool(self, ik: Array, operand: Array, pooled: Any, *, masked: bool) -> None:
         """Adds the values of a key block; the product may still be under way."""
         slot = self._await_values(ik, masked)
         mgpu.wgmma(pooled, operand, self.memory.value.at[slot])
 
-    def _pool_plainly(self, ik: Array, operand: Array, state: State, masked: bool) -> Array:
+    def _pool_plainly(self, ik: Array, operand: Array, out: Array, masked: bool) -> Array:
         """The same in the interpreter."""
-        slot = self._await_values(ik, masked)
-        values = self.memory.value[slot].astype(jnp.float32)
-        return state.out + jnp.dot(operand.astype(jnp.float32), values)
+        return out + self._plain_product(operand, self._await_values(ik, masked))
+
+    def _plain_product(self, operand: Array, slot: Any) -> Array:
+        return jnp.dot(operand.astype(jnp.float32), self.memory.value[slot].astype(jnp.float32))
 
     def _await_values(self, ik: Array, masked: bool) -> Any:
         """The slot of a key block's values, once they are there."""

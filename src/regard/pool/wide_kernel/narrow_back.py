@@ -16,9 +16,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from regard.pool.wide_kernel.blocks import Blocks
-from regard.pool.wide_kernel.bounds import Ranges, key_bounds, query_visits
+from regard.pool.wide_kernel.bounds import Ranges, query_visits
 from regard.pool.wide_kernel.d_tile import d_softmax, d_weights, weights_again
-from regard.pool.wide_kernel.tile import LOG2_E, FeatureScore, TilePass, dot, read_spec, write_spec
+from regard.pool.wide_kernel.tile import (
+    LOG2_E,
+    FeatureScore,
+    TilePass,
+    dot,
+    heads_second,
+    read_spec,
+    write_spec,
+)
 
 # Arrays with an axis of tokens and one of heads, which may come in either order.
 OF_TOKENS = ("query", "key", "value", "d_out")
@@ -48,14 +56,10 @@ def narrow_back(
         in the arrays.
     """
     of_keys, of_queries = (replace(static, blocks=one) for one in blocks)
-    bounds = query_visits(_visits(of_keys, ranges), static.S // blocks[0].keys)
+    bounds = query_visits(of_keys.visits(ranges), static.S // blocks[0].keys)
     d_psi, d_value, *d_bias = _d_keys(of_keys, arrays | {"bounds": bounds}, dtype)
-    d_phi = _d_queries(of_queries, arrays | {"bounds": _visits(of_queries, ranges)}, dtype)
+    d_phi = _d_queries(of_queries, arrays | {"bounds": of_queries.visits(ranges)}, dtype)
     return d_phi, d_psi, d_value, d_bias[0] if d_bias else None
-
-
-def _visits(static: TilePass, ranges: Ranges) -> Array:
-    return key_bounds(ranges, static.blocks.queries, static.blocks.keys, static.T, static.S)
 
 
 def _d_keys(static: TilePass, arrays: dict[str, Array], dtype: Any) -> list[Array]:
@@ -165,9 +169,7 @@ def _call(
         return static.tokens_first and len(shape) == 2
 
     def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
-        if swapped(shape):
-            return (static.B, shape[0], static.N, shape[1])
-        return (static.B, static.N, *shape)
+        return heads_second((static.B, static.N, *shape), swapped(shape))
 
     return pl.pallas_call(
         by_name,

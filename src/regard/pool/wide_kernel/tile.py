@@ -14,6 +14,7 @@ from jax.experimental.pallas import triton as plt
 
 from regard.dropout import keep_scale
 from regard.pool.wide_kernel.blocks import Blocks
+from regard.pool.wide_kernel.bounds import Ranges, key_bounds
 
 LOG2_E = 1.4426950408889634
 
@@ -105,6 +106,16 @@ class TilePass:
     def group(self) -> int:
         return self.N // self.K
 
+    def visits(self, ranges: Ranges) -> Array:
+        """`key_bounds` of this kernel's blocks."""
+        return key_bounds(ranges, self.blocks.queries, self.blocks.keys, self.T, self.S)
+
+    def over_groups(self, array: Array) -> Array:
+        """[B, N, ...] -> [B, K, ...]: sums over the query heads of each key head."""
+        if self.group == 1:
+            return array
+        return array.reshape(self.B, self.K, self.group, *array.shape[2:]).sum(2)
+
 
 def allowed_tile(refs: dict[str, Any], rows: Any, keys: Any, flipped: bool) -> Array | None:
     """bool [rows, keys], or what broadcasts to it; flipped [keys, rows]. None: all of them."""
@@ -159,26 +170,26 @@ def read_spec(array: Array, static: TilePass, tokens_first: bool = False) -> pl.
     """
     if array.ndim == 1:
         return pl.BlockSpec(array.shape, lambda *grid: (0,))
-    examples, heads, *shape = _heads_second(array.shape, tokens_first)
+    examples, heads, *shape = heads_second(array.shape, tokens_first)
 
     def index(block: Array, head: Array, example: Array) -> tuple[Any, ...]:
         at = 0 if heads == 1 else (head if heads == static.N else head // static.group)
         first = (0 if examples == 1 else example, at)
-        return _heads_second((*first, *(0,) * len(shape)), tokens_first)
+        return heads_second((*first, *(0,) * len(shape)), tokens_first)
 
-    return pl.BlockSpec(_heads_second((None, None, *shape), tokens_first), index)
+    return pl.BlockSpec(heads_second((None, None, *shape), tokens_first), index)
 
 
 def write_spec(*shape: int, tokens_first: bool = False) -> pl.BlockSpec:
     """One example and head of a result whole: [B, N, *shape] is written as [*shape]."""
 
     def index(block: Array, head: Array, example: Array) -> tuple[Any, ...]:
-        return _heads_second((example, head, *(0,) * len(shape)), tokens_first)
+        return heads_second((example, head, *(0,) * len(shape)), tokens_first)
 
-    return pl.BlockSpec(_heads_second((None, None, *shape), tokens_first), index)
+    return pl.BlockSpec(heads_second((None, None, *shape), tokens_first), index)
 
 
-def _heads_second(axes: tuple[Any, ...], tokens_first: bool) -> tuple[Any, ...]:
+def heads_second(axes: tuple[Any, ...], tokens_first: bool) -> tuple[Any, ...]:
     """Swaps the second and third where tokens come first: there and back."""
     return (axes[0], axes[2], axes[1], *axes[3:]) if tokens_first else tuple(axes)
 

@@ -16,7 +16,7 @@ from jax import Array
 from regard.dropout import Draw, first_rows
 from regard.mask import Allowed
 from regard.pool.wide_kernel.blocks import Blocks, pick_blocks
-from regard.pool.wide_kernel.bounds import key_bounds
+from regard.pool.wide_kernel.bounds import Ranges, key_bounds
 from regard.pool.wide_kernel.d_scores import d_scores
 from regard.pool.wide_kernel.features import make_features
 from regard.pool.wide_kernel.forward import forward
@@ -105,7 +105,9 @@ class WidePass:
             phi, psi = self._features(
                 dtype, sizes, operands.expansion, operands.query, operands.key
             )
-            out, lse = forward(static, self._arrays(static, phi, psi, operands, allowed, seed))
+            ranges = lay_ranges(allowed, self.axes, static.T, static.S)
+            arrays = self._arrays(static, phi, psi, operands, ranges, seed)
+            out, lse = forward(static, arrays | {"bounds": static.visits(ranges)})
         return out[:, :, : self.axes.T, : self.axes.V], lse[:, :, : self.axes.T]
 
     def backward(
@@ -124,11 +126,13 @@ class WidePass:
             operands.query,
             operands.key,
         )
-        arrays = self._arrays(static, *features, operands, allowed, seed)
+        ranges = lay_ranges(allowed, self.axes, static.T, static.S)
+        arrays = self._arrays(static, *features, operands, ranges, seed)
         arrays |= pad_rows_back(static, results, operands.value.dtype)
         if narrow is not None:
-            d_phi, (d_psi, d_value, d_bias) = self._narrow_back(static, arrays, allowed, narrow)
+            d_phi, (d_psi, d_value, d_bias) = self._narrow_back(static, arrays, ranges, narrow)
         else:
+            arrays["bounds"] = static.visits(ranges)
             d_phi, (d_psi, d_value, d_bias) = self._pull_back(static, arrays)
         width = features[0].shape[-1]
         d_expansion, d_query, d_key = pull((d_phi[..., :width], d_psi[..., :width]))
@@ -160,7 +164,7 @@ class WidePass:
             query = arrays["query"].reshape(*lead, part.T, -1)
             d_phi = self._product("bkgsq,bksr->bkgqr", tiles, key, self.dtype)
             d_psi = self._product("bkgsq,bkgqr->bksr", tiles, query, sums)
-            d_value, d_bias = (a.reshape(*lead, *a.shape[2:]).sum(2) for a in found[1:])
+            d_value, d_bias = map(static.over_groups, found[1:])
             return d_phi.reshape(static.B, static.N, part.T, -1), (d_psi, d_value, d_bias)
 
         d_phi, (d_psi, d_value, d_bias) = run_stripes(static, arrays, rows, stripe)
@@ -185,12 +189,10 @@ class WidePass:
         self,
         static: TilePass,
         arrays: dict[str, Array],
-        allowed: Allowed,
+        ranges: Ranges,
         blocks: tuple[Blocks, Blocks],
     ) -> tuple[Array, tuple[Array, Array, Any]]:
         """As `_pull_back`."""
-        del arrays["bounds"]
-        ranges = lay_ranges(allowed, self.axes, static.T, static.S)
 
         def turned(array: Array) -> Array:
             """A pair of transposes that XLA cancels, as in `_on_hopper`."""
@@ -201,15 +203,9 @@ class WidePass:
         }
         d_phi, d_psi, d_value, d_bias = narrow_back(static, arrays, ranges, blocks, self.dtype)
 
-        def over_group(array: Array) -> Array:
-            """[B, N, S, ...] -> [B, K, S, ...]."""
-            if static.group == 1:
-                return array
-            return array.reshape(static.B, static.K, static.group, *array.shape[2:]).sum(2)
-
         d_phi, d_psi, d_value = map(turned, (d_phi, d_psi, d_value))
-        d_psi, d_value = over_group(d_psi), over_group(d_value)
-        d_bias = None if d_bias is None else over_group(d_bias)
+        d_psi, d_value = map(static.over_groups, (d_psi, d_value))
+        d_bias = None if d_bias is None else static.over_groups(d_bias)
         return d_phi, (d_psi.astype(self.dtype), d_value, d_bias)
 
     def _product(self, subscripts: str, left: Array, right: Array, dtype: Any) -> Array:
@@ -280,16 +276,14 @@ class WidePass:
     ) -> tuple[TilePass, tuple[int, int]]:
         """What the Triton-lowered kernels need to know, and the padded T and S."""
         axes, width = self.axes, operands.width()
-        blocks = self.forced or pick_blocks(direction, width, axes.V, self.dtype)
-        T, S = round_up(axes.T, blocks.queries), round_up(axes.S, blocks.keys)
-        chunk = min(blocks.chunk, round_up(width, 16, power=True))
-        if narrow is not None:  # no stripes, and features in one piece
-            blocks = narrow[0]
-            T = round_up(axes.T, max(one.queries for one in narrow))
-            S = round_up(axes.S, max(one.keys for one in narrow))
-            chunk = round_up(width, 16, power=True)
-        elif direction == "backward":
+        picked = self.forced or pick_blocks(direction, width, axes.V, self.dtype)
+        shapes = narrow or (picked,)
+        blocks, whole = shapes[0], round_up(width, 16, power=True)
+        T = round_up(axes.T, max(one.queries for one in shapes))
+        S = round_up(axes.S, max(one.keys for one in shapes))
+        if direction == "backward" and narrow is None:
             T = round_up(axes.T, stripe_rows(axes, blocks.queries, S, self.dtype))
+        chunk = min(blocks.chunk, whole) if narrow is None else whole
         precision = matmul_precision(self.dtype)
         score = FeatureScore(round_up(width, chunk), chunk, self.scale * LOG2_E, precision)
         static = TilePass(
@@ -314,18 +308,16 @@ class WidePass:
         phi: Array,
         psi: Array,
         operands: WideOperands,
-        allowed: Allowed,
+        ranges: Ranges,
         seed: Array | Draw | None,
     ) -> dict[str, Array]:
-        """What kernels read, by name."""
+        """What kernels read, by name, but for their bounds."""
         assert isinstance(static.score, FeatureScore)
-        T, S, blocks, width = static.T, static.S, static.blocks, static.score.width
-        ranges = lay_ranges(allowed, self.axes, T, S)
+        S, width = static.S, static.score.width
         arrays = dict(
             query=pad(phi, {3: width}),
             key=pad(psi, {3: width}),
             value=pad(operands.value, {2: S, 3: static.V}),
-            bounds=key_bounds(ranges, blocks.queries, blocks.keys, T, S),
             **ranges.arrays(),
         )
         if operands.key_bias is not None:
