@@ -427,6 +427,32 @@ def test_any_size_through_wide_pass(mask, biased, monkeypatch):
     np.testing.assert_allclose(np.asarray(lse)[seen], expected_lse[seen], atol=2e-5)
 
 
+@in_an_interpreter
+@pytest.mark.parametrize("offset", [0.0, 4.0])
+def test_a_gaussian_takes_queries_as_they_came(offset, monkeypatch):
+    """Those of the lift, which it does not need, are NaN here."""
+    B, T, S, N, K, D, V = 2, 70, 130, 4, 2, 72, 96
+    axes = Axes(4, B, T, S, N, K, D, D, V)
+    rng = np.random.default_rng(0)
+    query, key, value = (
+        jnp.asarray(rng.standard_normal(shape) + shift, jnp.bfloat16)
+        for shape, shift in (((B, N, T, D), offset), ((B, K, S, D), offset), ((B, K, S, V), 0.0))
+    )
+    lift = regard.Gaussian(4.0).lift(query, key)
+    nowhere = jnp.full_like(lift.query, jnp.nan)
+    operands = WideOperands(None, nowhere, lift.key, lift.key_bias, value, lift.as_they_came)
+    out, _ = pooled_by_wide_pass(monkeypatch, operands, None, axes, 1.0)
+    sides = (np.asarray(side.astype(jnp.float32), np.float64) for side in (query, key, value))
+    query, key, value = sides
+    center = query[0, 0, 0] - np.asarray(lift.query[0, 0, 0])
+    assert np.abs(center).max() < 1e-6 if offset == 0.0 else np.abs(center).min() > 3.5
+    key = key.repeat(N // K, axis=1)
+    scores = -((query[:, :, :, None] - key[:, :, None]) ** 2).sum(-1) / 32.0
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected_out = weights @ value.repeat(N // K, axis=1) / weights.sum(-1, keepdims=True)
+    assert_close(out, expected_out, DTYPES["bfloat16"].forward, "out")
+
+
 @with_mosaic
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="counts what a CPU's compiler makes")
 def test_nothing_is_copied_around_the_kernel(monkeypatch):

@@ -109,6 +109,32 @@ def test_half_precision_keeps_its_norms_in_float32(dtype, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_keys_about_the_origin_are_not_rounded(dtype, backend):
+    """There the center is 0, and with 1 / width² a power of two no number needs more digits."""
+    query, key, value, score = drawn(0.0, dtype, width=0.5)
+    may = oracle.allowed((B, T, S), valid_lens=LENS)
+    expected = oracle.attend(query, key, value, score=score, may=may).weights
+    got = run(backend, query, key, value, dtype=dtype, width=0.5, weights=True)
+    assert np.abs(np.asarray(got) - expected).max() <= 1e-5
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0, -50.0])
+def test_queries_as_they_came_have_the_same_scores(offset):
+    """Also where a coordinate of the keys is about 0 and the others are not."""
+    offsets = np.array([offset, 0.0, offset, -offset])
+    query, key, _value, _score = drawn(offsets, "float64")
+    query, key = jnp.asarray(query), jnp.asarray(key)
+    visible = np.arange(S) < LENS[:, None]
+    lift = regard.Gaussian(1.3).lift(query, key, visible=jnp.asarray(visible))
+    plain = lift.as_they_came
+    assert plain.query is query
+    got = jnp.einsum("btd,bsd->bts", query, lift.key) + plain.key_bias[:, None]
+    difference = np.asarray(got + lift.query_bias[..., None] - lift.scores())
+    assert np.abs(np.where(visible[:, None], difference, 0)).max() <= 1e-10
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_kernel_of_exp_is_softmax(backend):
     """Nadaraya-Watson with a Gaussian kernel: exp(a) / sum exp(a), the constant per query
     included.

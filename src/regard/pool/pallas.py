@@ -184,4 +184,6 @@ def _prepare(
     wide = WidePass(
         axes, dtype, scale, problem.dropout_rate, target.device, target.blocks, raw_values
     )
-    return wide, WideOperands(lift.expansion, query, lift.key, lift.key_bias, value)
+    # Two ways have to agree on what they have cotangents for.
+    as_they_came = lift.as_they_came if lift.in_range is None else None
+    return wide, WideOperands(lift.expansion, query, lift.key, lift.key_bias, value, as_they_came)

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +122,21 @@ class Expansion(Protocol):
     def key(self, compact: Array) -> Array: ...
 
 
+class AsTheyCame(NamedTuple):
+    """The same scores out of queries that nothing was done to: query . psi(k) + key_bias.
+
+    For a forward pass, which then has no pass over the queries before it. Not for a way back: what
+    the query lacks is in the bias, and gradients of keys would be the difference of the two.
+
+    Attributes:
+        query: [..., T, F], in the caller's dtype.
+        key_bias: [..., S].
+    """
+
+    query: Array
+    key_bias: Array
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Lift:
@@ -140,6 +155,7 @@ class Lift:
         expansion: see `Expansion`.
         in_range: a bool scalar, False where the data left the range in which the lift keeps
             its promise and the definition has to be used; None for a lift that always holds.
+        as_they_came: see `AsTheyCame`; None for a lift without this.
     """
 
     query: Array
@@ -148,6 +164,7 @@ class Lift:
     query_bias: Array | None = None
     expansion: Expansion | None = None
     in_range: Bool[Array, ""] | None = None
+    as_they_came: AsTheyCame | None = None
     standing: str = field(default="exact", metadata=dict(static=True))
 
     def query_features(self) -> Array:

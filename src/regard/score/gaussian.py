@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.score.contract import (
+    AsTheyCame,
     Lift,
     Score,
     accumulation_dtype,
@@ -24,8 +25,8 @@ SAMPLE = 256  # keys, at least, that say where all of them are
 class Gaussian(Score):
     """Gaussian kernel: a(q, k) = -‖q - k‖² / (2 width²), Nadaraya–Watson under softmax.
 
-    Lift: exact up to a per-query constant (tests/score/test_gaussian.py). With c the mean of
-    the visible keys (of some 256 of them, where all are), expanding the square gives
+    Lift: exact up to a per-query constant (tests/score/test_gaussian.py). With c where the visible
+    keys are (some 256 of them, where all are), expanding the square gives
     (q-c).(k-c)/width² - ‖k-c‖²/2width², plus -‖q-c‖²/2width², which softmax cannot see. Without
     c, float32 loses everything far from the origin; the norms are float32 always. Rounding is
     that of squared distances *from c*: about eps·(spread of the points / width)².
@@ -52,22 +53,22 @@ class Gaussian(Score):
         # Any center gives the same scores, so no gradient flows through it; and some of the keys
         # tell where they are as well as all.
         some = key if visible is not None else key[..., :: max(1, key.shape[-2] // SAMPLE), :]
-        center = jax.lax.stop_gradient(_mean_of_visible(some.astype(wide), visible))
+        center = jax.lax.stop_gradient(_center(some.astype(wide), visible))  # [..., 1, D]
         inverse_square = self._inverse_square(query)  # [..., 1, 1]
-        half = -0.5 * inverse_square[..., 0]  # [..., 1]
-        key = (key.astype(wide) - center).astype(key.dtype)
+        key = ((key.astype(wide) - center) * inverse_square).astype(key.dtype)
         if visible is not None:
             key = jnp.where(visible[..., None], key, 0)
-        query = query.astype(wide) - repeat_heads(center, query)
+        centered = query.astype(wide) - repeat_heads(center, query)
         # The norm of the *rounded* key: the score is then a Gaussian about a key moved by one
         # rounding, where the norm of the exact key would be no distance at all.
-        key_norm = jnp.square(key.astype(wide)).sum(-1)  # [..., S]
-        query_norm = jnp.square(query).sum(-1)  # [..., T]
+        key_bias = (-0.5 / inverse_square[..., 0]) * jnp.square(key.astype(wide)).sum(-1)  # [..., S]
+        query_norm = jnp.square(centered).sum(-1)  # [..., T]
         return Lift(
-            query * inverse_square,
+            centered,
             key,
-            key_bias=half * key_norm,
-            query_bias=half * query_norm,
+            key_bias=key_bias,
+            query_bias=(-0.5 * inverse_square[..., 0]) * query_norm,
+            as_they_came=AsTheyCame(query, key_bias - (key.astype(wide) * center).sum(-1)),
             standing="exact up to a per-query constant",
         )
 
@@ -83,19 +84,29 @@ class Gaussian(Score):
         return 1.0 / jnp.square(width)
 
 
-def _mean_of_visible(key: Array, visible: Array | None) -> Array:
-    """[..., S, D] -> [..., 1, D]; zero where nothing is visible.
+def _center(key: Array, visible: Array | None) -> Array:
+    """Where the visible keys are: [..., S, D] -> [..., 1, D]; zero where nothing is visible.
 
-    Computed once: a plain sum is fused into each of its two uses, summed there in two orders, and
-    queries and keys are centered on two points, 1.6e-5 off in the weights at offset 1000. On a CPU
-    as a matrix product, which uses all cores; elsewhere as a sum behind a barrier.
+    Their mean, coordinate by coordinate, where it is farther from 0 than they are from it; else 0,
+    and 16-bit keys stay as they are, where a difference would have to be rounded.
     """
     seen = jnp.ones(key.shape[:-1], bool) if visible is None else visible
     count = of_all_shares("sum", seen.sum(-1, keepdims=True))
     share = seen.astype(key.dtype) / jnp.maximum(count, 1).astype(key.dtype)
     key = jnp.where(seen[..., None], key, 0)
+    mean, mean_square = (_weighted_sum(share, rows) for rows in (key, jnp.square(key)))
+    return jnp.where(2 * jnp.square(mean) > mean_square, mean, 0)
+
+
+def _weighted_sum(share: Array, rows: Array) -> Array:
+    """[..., S] and [..., S, D] -> [..., 1, D].
+
+    Computed once: a plain sum is fused into each of its two uses, summed there in two orders, and
+    queries and keys are centered on two points, 1.6e-5 off in the weights at offset 1000. On a CPU
+    as a matrix product, which uses all cores; elsewhere as a sum behind a barrier.
+    """
     if jax.default_backend() == "cpu":
-        mean = jnp.einsum("...s,...sd->...d", share, key, precision="highest")[..., None, :]
-        return of_all_shares("sum", mean)
-    mean = of_all_shares("sum", (key * share[..., None]).sum(-2, keepdims=True))
-    return jax.lax.optimization_barrier(mean)
+        total = jnp.einsum("...s,...sd->...d", share, rows, precision="highest")[..., None, :]
+        return of_all_shares("sum", total)
+    total = of_all_shares("sum", (rows * share[..., None]).sum(-2, keepdims=True))
+    return jax.lax.optimization_barrier(total)

@@ -30,7 +30,7 @@ from regard.pool.wide_kernel.rows import (
     stripe_rows,
 )
 from regard.pool.wide_kernel.tile import LOG2_E, FeatureScore, TilePass
-from regard.score.contract import Expansion, matmul_precision
+from regard.score.contract import AsTheyCame, Expansion, matmul_precision
 from regard.shapes import Axes
 
 NARROW = 128  # 16-bit features and values up to this width are pulled back by narrow_back.py
@@ -47,6 +47,8 @@ class WideOperands:
         key: [B, K, S, F].
         key_bias: [B, K, S]; None is zero.
         value: [B, K, S, V].
+        as_they_came: the lift's; hopper.py takes its query and bias, and the way back has no
+            cotangent for it. Last, so that the cotangents of all others are the first ones.
     """
 
     expansion: Expansion | None
@@ -54,6 +56,7 @@ class WideOperands:
     key: Array
     key_bias: Array | None
     value: Array
+    as_they_came: AsTheyCame | None = None
 
     def width(self) -> int:
         """Of the features."""
@@ -234,13 +237,15 @@ class WidePass:
     ) -> tuple[Array, Array]:
         from regard.pool.wide_kernel import hopper  # its lowering is for Hopper GPUs alone
 
-        axes = self.axes
-        blocks = hopper.pick(operands.width(), axes.V, operands.key_bias is not None)
+        axes, query, bias = self.axes, operands.query, operands.key_bias
+        if operands.as_they_came is not None:
+            query, bias = operands.as_they_came
+        blocks = hopper.pick(operands.width(), axes.V, bias is not None)
         tile = blocks.queries * blocks.cluster
         T, S = round_up(axes.T, tile), round_up(axes.S, blocks.keys)
         tokens_first = operands.expansion is None  # rows that are features already
         sizes, rows = ((axes.T, axes.S), 1) if tokens_first else ((T, S), 2)
-        phi, psi = self._features(dtype, sizes, operands.expansion, operands.query, operands.key)
+        phi, psi = self._features(dtype, sizes, operands.expansion, query, operands.key)
         value = operands.value
         if tokens_first:
             # The caller's [B, T, N, D] again: a pair of transposes that XLA cancels, where it would
@@ -253,7 +258,6 @@ class WidePass:
             bounds = key_bounds(
                 ranges, tile, blocks.keys, T, S, at_least_one=True, last_key=self.raw_values
             )
-        bias = operands.key_bias
         out, lse = hopper.forward(
             pad(phi, {rows: T, 3: width}),
             pad(psi, {rows: S, 3: width}),
