@@ -1,5 +1,6 @@
 """The Gaussian kernel's score, a(q, k) = -|q - k|^2 / (2 width^2)."""
 
+import functools
 from dataclasses import dataclass
 
 import jax
@@ -61,14 +62,15 @@ class Gaussian(Score):
         centered = query.astype(wide) - repeat_heads(center, query)
         # The norm of the *rounded* key: the score is then a Gaussian about a key moved by one
         # rounding, where the norm of the exact key would be no distance at all.
-        key_bias = (-0.5 / inverse_square[..., 0]) * jnp.square(key.astype(wide)).sum(-1)  # [..., S]
+        psi = key.astype(wide)
+        half = -0.5 / inverse_square  # [..., 1, 1]
         query_norm = jnp.square(centered).sum(-1)  # [..., T]
         return Lift(
             centered,
             key,
-            key_bias=key_bias,
+            key_bias=(psi * (psi * half)).sum(-1),  # [..., S]
             query_bias=(-0.5 * inverse_square[..., 0]) * query_norm,
-            as_they_came=AsTheyCame(query, key_bias - (key.astype(wide) * center).sum(-1)),
+            as_they_came=AsTheyCame(query, (psi * (psi * half - center)).sum(-1)),
             standing="exact up to a per-query constant",
         )
 
@@ -94,19 +96,19 @@ def _center(key: Array, visible: Array | None) -> Array:
     count = of_all_shares("sum", seen.sum(-1, keepdims=True))
     share = seen.astype(key.dtype) / jnp.maximum(count, 1).astype(key.dtype)
     key = jnp.where(seen[..., None], key, 0)
-    mean, mean_square = (_weighted_sum(share, rows) for rows in (key, jnp.square(key)))
+    mean, mean_square = _weighted_sums(share, (key, jnp.square(key)))
     return jnp.where(2 * jnp.square(mean) > mean_square, mean, 0)
 
 
-def _weighted_sum(share: Array, rows: Array) -> Array:
-    """[..., S] and [..., S, D] -> [..., 1, D].
+def _weighted_sums(share: Array, sides: tuple[Array, ...]) -> tuple[Array, ...]:
+    """[..., S] and each [..., S, D] -> each [..., 1, D].
 
     Computed once: a plain sum is fused into each of its two uses, summed there in two orders, and
     queries and keys are centered on two points, 1.6e-5 off in the weights at offset 1000. On a CPU
     as a matrix product, which uses all cores; elsewhere as a sum behind a barrier.
     """
     if jax.default_backend() == "cpu":
-        total = jnp.einsum("...s,...sd->...d", share, rows, precision="highest")[..., None, :]
-        return of_all_shares("sum", total)
-    total = of_all_shares("sum", (rows * share[..., None]).sum(-2, keepdims=True))
-    return jax.lax.optimization_barrier(total)
+        product = functools.partial(jnp.einsum, "...s,...sd->...d", precision="highest")
+        return tuple(of_all_shares("sum", product(share, side)[..., None, :]) for side in sides)
+    sums = [(side * share[..., None]).sum(-2, keepdims=True) for side in sides]
+    return jax.lax.optimization_barrier(tuple(of_all_shares("sum", total) for total in sums))
