@@ -59,7 +59,7 @@ def prepare(
         value_dtype=None if value is None else value.dtype,
         bias=bias is not None,
         mask=cast(MaskFacts, allowed.facts),
-        device=device_of(query),
+        device=device_of(query, key, value, allowed, bias, score),
         over=over,
     )
     choice = choose(request, implementation)

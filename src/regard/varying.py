@@ -1,7 +1,7 @@
-"""Loops inside jax.shard_map: what a loop carries must vary over the mesh from its first round on.
+"""Loops and kernels inside jax.shard_map, where JAX knows over which mesh axes an array varies.
 
-Inside shard_map JAX knows over which mesh axes an array varies, and a loop's carry may not gain
-one on the way. A running sum that starts as plain zeros would; `vary_as` makes it start right.
+A loop's carry may not gain such an axis on the way. A running sum that starts as plain zeros would;
+`vary_as` makes it start right. And a kernel has to say over which axes its results vary: `result`.
 """
 
 from typing import Any
@@ -18,6 +18,15 @@ def varying_axes(tree: Any) -> frozenset[str]:
         manual = getattr(kind, "manual_axis_type", None)
         axes |= frozenset(getattr(kind, "vma", ()) if manual is None else manual.varying)
     return axes
+
+
+def result(shape: tuple[int, ...], dtype: Any, like: Any) -> jax.ShapeDtypeStruct:
+    """What a kernel writes: it varies over every mesh axis that what it reads, `like`, does."""
+    axes = varying_axes(like)
+    if not axes:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    varying = jax.sharding.ManualAxisType(varying=axes)
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying)
 
 
 def vary_as(tree: Any, like: Any) -> Any:

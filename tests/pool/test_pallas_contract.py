@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, PartitionSpec
 
 import cases
 import oracle
@@ -620,6 +620,45 @@ LOWERED = [
 def test_lowers_for_a_gpu(case, device):
     expected = expected_kernels(case, hopper=device.capability == HOPPER)
     assert kernels(lowered(case, device)) == expected
+
+
+KERNEL = np.full((64, 8), 0.1, np.float32)
+SHARED = {  # the score, and whether there are lengths per query
+    "dot": (regard.Dot(), True),
+    "gaussian": (regard.Gaussian(np.float32(2.0)), False),
+    "additive": (regard.Additive(KERNEL, KERNEL, KERNEL[0]), False),
+    "additive, exact": (regard.Additive(KERNEL, KERNEL, KERNEL[0], tolerance="exact"), True),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", SHARED)
+def test_lowers_inside_shard_map(name, dtype):
+    """Each of two GPUs pools its half of the batch; gradients of what they share are summed."""
+    score, has_lengths = SHARED[name]
+    absent = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
+    mesh = AbstractMesh((2,), ("x",), (AxisType.Auto,), abstract_device=absent)
+    x = jax.ShapeDtypeStruct((4, 512, 2, 64), dtype)
+    lens = jax.ShapeDtypeStruct((4, 512), jnp.int32)
+    told = []
+
+    def loss(score, query, lens):
+        score = jax.tree.map(lambda leaf: leaf.astype(dtype), score)
+        how = dict(score=score, valid_lens=lens if has_lengths else None, implementation="pallas")
+        out = regard.attend(query, query, query, **how)
+        told.append(regard.explain(query, query, query, **how))
+        return jax.lax.psum(out.astype(jnp.float32).sum(), "x")
+
+    one, split = PartitionSpec(), PartitionSpec("x")
+    shared = jax.shard_map(loss, mesh=mesh, in_specs=(one, split, split), out_specs=one)
+    gradients = jax.jit(jax.grad(shared, (0, 1)))
+    jax.clear_caches()
+    with pytest.MonkeyPatch.context() as patch, jax.sharding.use_abstract_mesh(mesh):
+        patch.setattr(request, "_described", lambda _: Device("gpu", HOPPER))
+        with cases.lift_anywhere():
+            program = gradients.trace(score, x, lens).lower(lowering_platforms=("cuda",))
+    assert kernels(program.as_text()) == {TRITON}  # Mosaic's takes no bounds that vary
+    assert "Mosaic" not in told[0]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def _features(problem: Problem) -> tuple[Array, Array]:
 
 
 def _lacks(request: Request) -> Iterator[str]:
-    axes, (platform, capability) = request.axes, request.device
+    axes, (platform, capability, _) = request.axes, request.device
     if capability is None:
         yield f"needs an NVIDIA GPU (running on {platform})"
     elif capability < (8, 0):

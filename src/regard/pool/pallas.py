@@ -24,6 +24,7 @@ from regard.pool.ways import Way, find_ways, lift_ran
 from regard.pool.wide_kernel.blocks import Blocks, current_blocks
 from regard.score.additive import Additive
 from regard.score.contract import Lift
+from regard.varying import vary_as
 
 AMPERE, HOPPER = (8, 0), (9, 0)
 MOSAIC_SINCE = (0, 11)  # the JAX whose Mosaic GPU lowering hopper.py is written for
@@ -63,6 +64,8 @@ class Target:
         if _interpreted.get():
             return cls("interpret", current_blocks())
         mosaic = device.capability == HOPPER and jax.__version_info__ >= MOSAIC_SINCE
+        # As of JAX 0.11, its loops do not take bounds that vary over a mesh.
+        mosaic = mosaic and not device.varies
         return cls("hopper" if mosaic else "gpu", current_blocks())
 
 
@@ -154,7 +157,8 @@ def _pool(
         dtype=cast(Array, problem.value).dtype,
     )
     allowed = (problem.allowed,) * len(ways)
-    out = pool_by(static, operands, allowed, problem.seed, in_range)
+    inputs = (operands, allowed, problem.seed, in_range)
+    out = pool_by(static, *vary_as(inputs, inputs))
     return out, lift_ran(ways, in_range)
 
 

@@ -19,6 +19,7 @@ from regard.pool.ways import find_ways
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Lift, Score
 from regard.shapes import Axes
+from regard.varying import varying_axes
 
 
 class Device(NamedTuple):
@@ -27,10 +28,12 @@ class Device(NamedTuple):
     Attributes:
         platform: "cpu", "gpu" or "tpu".
         capability: an NVIDIA GPU's compute capability, (9, 0) for Hopper; None elsewhere.
+        varies: inside a shard_map in which JAX checks over which mesh axes arrays vary.
     """
 
     platform: str
     capability: tuple[int, int] | None = None
+    varies: bool = False
 
 
 class LiftFacts(NamedTuple):
@@ -136,10 +139,17 @@ class Request:
         )
 
 
-def device_of(array: Array | None) -> Device:
-    """Where a call on this array will run: where it is, or under a trace the default device."""
+def device_of(array: Array | None, *others: Any) -> Device:
+    """Where a call on this array, and others, will run: where it is, or under a trace the default
+    device.
+    """
     if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
         return _described(next(iter(array.devices())))
+    found = _default_device()
+    return found._replace(varies=bool(varying_axes((array, *others))))
+
+
+def _default_device() -> Device:
     chosen = getattr(jax.config, "jax_default_device", None)
     if chosen is None or isinstance(chosen, str):
         return _described(jax.devices(chosen)[0])

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -23,6 +22,7 @@ from jaxtyping import Float, Int
 from regard.pool.tanh_kernel.instructions import Float32
 from regard.pool.tanh_kernel.operands import TWO_LOG2_E
 from regard.pool.wide_kernel.tile import share_of
+from regard.varying import result, vary_as
 
 PAIR = 60.0  # powers of two: a product of two terms below 2^60 stays a normal number
 
@@ -108,7 +108,8 @@ def walk(
         return pl.BlockSpec((None, *array.shape[1:]), lambda unit, block, e: (e, *zeros))
 
     arrays = (g, walked, kept, bounds, in_reach)
-    out = jax.ShapeDtypeStruct((E, parts, *kept.shape[1:]), jnp.float32)
+    arrays = vary_as(arrays, arrays)
+    out = result((E, parts, *kept.shape[1:]), jnp.float32, arrays)
     sums = pl.pallas_call(
         kernel,
         grid=(hidden // units, count * parts, E),  # programs that share g are neighbors

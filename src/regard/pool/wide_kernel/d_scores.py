@@ -8,7 +8,6 @@ affair (products.py for features, tanh_kernel for tanh).
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -16,6 +15,7 @@ from jax.experimental.pallas import triton as plt
 
 from regard.pool.wide_kernel.d_tile import d_softmax, d_weights, weights_again
 from regard.pool.wide_kernel.tile import TilePass, dot, read_spec, share_of, write_spec
+from regard.varying import result, vary_as
 
 
 class Cotangents(NamedTuple):
@@ -44,6 +44,7 @@ def d_scores(
         parts: programs that share the queries of a block of keys, so that there are enough of them;
             what they sum is added.
     """
+    arrays = vary_as(arrays, arrays)
     names, blocks = list(arrays), static.blocks
     query_blocks = static.T // blocks.queries
 
@@ -95,9 +96,9 @@ def d_scores(
             write_spec(parts, static.S),
         ],
         out_shape=[
-            jax.ShapeDtypeStruct((*lead, static.S, static.T), dtype),
-            jax.ShapeDtypeStruct((*lead, parts, static.S, static.V), jnp.float32),
-            jax.ShapeDtypeStruct((*lead, parts, static.S), jnp.float32),
+            result((*lead, static.S, static.T), dtype, arrays),
+            result((*lead, parts, static.S, static.V), jnp.float32, arrays),
+            result((*lead, parts, static.S), jnp.float32, arrays),
         ],
         compiler_params=plt.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=static.interpret,

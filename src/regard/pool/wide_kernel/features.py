@@ -17,6 +17,7 @@ from jax.experimental.pallas import triton as plt
 
 from regard.score.contract import Expansion, repeat_heads
 from regard.score.sine_features import SineExpansion
+from regard.varying import result, vary_as
 
 ROWS = 16  # of one program: thousands of small programs keep the memory busy
 
@@ -75,13 +76,14 @@ def _sine_features(
                 plt.store(features.at[at, where], part.astype(static.dtype))
 
     inputs = [rows, frequency] if amplitude is None else [rows, frequency, amplitude]
+    inputs = vary_as(inputs, inputs)
     shape = (*rows.shape[:3], 2 * terms * h)
     return pl.pallas_call(
         kernel,
         grid=_grid(rows),
         in_specs=[_whole(array.shape) for array in inputs],
         out_specs=_whole(shape),
-        out_shape=jax.ShapeDtypeStruct(shape, static.dtype),
+        out_shape=result(shape, static.dtype, inputs),
         compiler_params=plt.CompilerParams(num_warps=4),
         interpret=static.interpret,
         name="regard_features",
@@ -125,6 +127,7 @@ def _backward(
         plt.store(more[-1 if amplitude is None else 1].at[at, lanes], d_angle * turn)
 
     inputs = [d_features, rows, frequency] + ([] if amplitude is None else [amplitude])
+    inputs = vary_as(inputs, inputs)
     shapes = [rows.shape]
     if amplitude is not None:
         shapes.append((*rows.shape[:2], blocks * terms, h))
@@ -133,7 +136,7 @@ def _backward(
         grid=_grid(rows),
         in_specs=[_whole(array.shape) for array in inputs],
         out_specs=[_whole(shape) for shape in shapes],
-        out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],
+        out_shape=[result(shape, jnp.float32, inputs) for shape in shapes],
         compiler_params=plt.CompilerParams(num_warps=4),
         interpret=static.interpret,
         name="regard_d_features",

@@ -6,7 +6,6 @@ for what Hopper GPUs do best.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -20,6 +19,7 @@ from regard.pool.wide_kernel.tile import (
     read_spec,
     write_spec,
 )
+from regard.varying import result, vary_as
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that -inf - LOWEST is -inf
 
@@ -38,6 +38,7 @@ def forward(static: TilePass, arrays: dict[str, Array]) -> tuple[Array, Array]:
     Returns:
         Output [B, N, T, V] in the value's dtype, and log2-sum-exp2 [B, N, T] float32.
     """
+    arrays = vary_as(arrays, arrays)
     names = list(arrays)
     blocks, value = static.blocks, arrays["value"]
 
@@ -90,8 +91,8 @@ def forward(static: TilePass, arrays: dict[str, Array]) -> tuple[Array, Array]:
         in_specs=[read_spec(array, static) for array in arrays.values()],
         out_specs=[write_spec(static.T, static.V), write_spec(static.T)],
         out_shape=[
-            jax.ShapeDtypeStruct((static.B, static.N, static.T, static.V), value.dtype),
-            jax.ShapeDtypeStruct((static.B, static.N, static.T), jnp.float32),
+            result((static.B, static.N, static.T, static.V), value.dtype, arrays),
+            result((static.B, static.N, static.T), jnp.float32, arrays),
         ],
         compiler_params=plt.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
         interpret=static.interpret,

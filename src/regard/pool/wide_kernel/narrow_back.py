@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -27,6 +26,7 @@ from regard.pool.wide_kernel.tile import (
     read_spec,
     write_spec,
 )
+from regard.varying import result, vary_as
 
 # Arrays with an axis of tokens and one of heads, which may come in either order.
 OF_TOKENS = ("query", "key", "value", "d_out")
@@ -160,6 +160,7 @@ def _call(
     name: str,
 ) -> list[Array]:
     """Runs a kernel for every head; results are [B, N, *shape], or tokens first."""
+    arrays = vary_as(arrays, arrays)
     names = list(arrays)
 
     def by_name(*refs: Any) -> None:
@@ -179,7 +180,7 @@ def _call(
             for name, array in arrays.items()
         ],
         out_specs=[write_spec(*shape, tokens_first=swapped(shape)) for shape, _ in found],
-        out_shape=[jax.ShapeDtypeStruct(whole(shape), dtype) for shape, dtype in found],
+        out_shape=[result(whole(shape), dtype, arrays) for shape, dtype in found],
         compiler_params=plt.CompilerParams(
             num_warps=static.blocks.warps, num_stages=static.blocks.stages
         ),

@@ -12,6 +12,7 @@ from regard.mask import Allowed
 from regard.pool.wide_kernel.bounds import Ranges, query_bounds
 from regard.pool.wide_kernel.tile import TilePass
 from regard.shapes import Axes
+from regard.varying import vary_as
 
 STRIPE_BYTES = 1 << 30  # d scores held at a time
 OF_QUERIES = ("query", "x", "start", "end", "table", "d_out", "lse", "delta")  # and query_ids
@@ -129,6 +130,7 @@ def run_stripes(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
         jax.eval_shape(run, jax.ShapeDtypeStruct((), jnp.int32))[1],
     )
+    sums = vary_as(sums, arrays)
 
     def step(sums: Any, index: Array) -> tuple[Any, Any]:
         own, more = run(index)
