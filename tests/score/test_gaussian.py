@@ -119,6 +119,28 @@ def test_keys_about_the_origin_are_not_rounded(dtype, backend):
     assert np.abs(np.asarray(got) - expected).max() <= 1e-5
 
 
+@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+@pytest.mark.parametrize(("offset", "width"), [(0.0, 2.0**-8), (3.0, 2.0**-8), (0.0, 2.0**8)])
+def test_a_narrow_range_of_numbers_does_not_limit_the_width(offset, width, backend):
+    """1 / width² is 65,536, past float16's largest number, or so small that it has few digits."""
+    query, key, value, score = drawn(offset, "float16", width=width)
+    key[:, 0], value = query[:, 0], 100.0 * value  # somebody is near somebody
+    may = oracle.allowed((B, T, S), valid_lens=LENS)
+    expected = oracle.attend(query, key, value, score=score, may=may)
+    got = run(backend, query, key, value, dtype="float16", width=width)
+    assert_close(got, expected.out, 2e-3, "out")
+
+
+def test_keys_may_be_as_large_as_float32_has_them():
+    """Sums of them, and no squares, say where they are."""
+    query, key, value, score = drawn(0.0)
+    score = oracle.Gaussian({"width": np.float64(1e16)})
+    query, key = (rounded(1e20 + 1e15 * side, "float32") for side in (query, key))
+    may = oracle.allowed((B, T, S), valid_lens=LENS)
+    expected = oracle.attend(query, key, value, score=score, may=may)
+    assert_close(run("blockwise", query, key, value, width=1e16), expected.out, 2e-5, "out")
+
+
 @pytest.mark.parametrize("offset", [0.0, 3.0, -50.0])
 def test_queries_as_they_came_have_the_same_scores(offset):
     """Also where a coordinate of the keys is about 0 and the others are not."""

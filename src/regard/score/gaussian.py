@@ -56,21 +56,25 @@ class Gaussian(Score):
         some = key if visible is not None else key[..., :: max(1, key.shape[-2] // SAMPLE), :]
         center = jax.lax.stop_gradient(_center(some.astype(wide), visible))  # [..., 1, D]
         inverse_square = self._inverse_square(query)  # [..., 1, 1]
-        key = ((key.astype(wide) - center) * inverse_square).astype(key.dtype)
+        # Queries may stay as they came where the keys can take the factor; float16 is too narrow.
+        by_keys = jnp.finfo(key.dtype).maxexp > 16
+        on_query, on_key = (1.0, inverse_square) if by_keys else (inverse_square, 1.0)
+        key = ((key.astype(wide) - center) * on_key).astype(key.dtype)
         if visible is not None:
             key = jnp.where(visible[..., None], key, 0)
         centered = query.astype(wide) - repeat_heads(center, query)
         # The norm of the *rounded* key: the score is then a Gaussian about a key moved by one
         # rounding, where the norm of the exact key would be no distance at all.
         psi = key.astype(wide)
-        half = -0.5 / inverse_square  # [..., 1, 1]
+        half = -0.5 * on_query / on_key
         query_norm = jnp.square(centered).sum(-1)  # [..., T]
+        as_they_came = AsTheyCame(query, (psi * (psi * half - center)).sum(-1)) if by_keys else None
         return Lift(
-            centered,
+            centered * on_query,
             key,
             key_bias=(psi * (psi * half)).sum(-1),  # [..., S]
             query_bias=(-0.5 * inverse_square[..., 0]) * query_norm,
-            as_they_came=AsTheyCame(query, (psi * (psi * half - center)).sum(-1)),
+            as_they_came=as_they_came,
             standing="exact up to a per-query constant",
         )
 
@@ -89,15 +93,15 @@ class Gaussian(Score):
 def _center(key: Array, visible: Array | None) -> Array:
     """Where the visible keys are: [..., S, D] -> [..., 1, D]; zero where nothing is visible.
 
-    Their mean, coordinate by coordinate, where it is farther from 0 than they are from it; else 0,
-    and 16-bit keys stay as they are, where a difference would have to be rounded.
+    Their mean, coordinate by coordinate, where they lie to one side of 0; else 0, and 16-bit keys
+    stay as they are, where a difference would have to be rounded.
     """
     seen = jnp.ones(key.shape[:-1], bool) if visible is None else visible
     count = of_all_shares("sum", seen.sum(-1, keepdims=True))
     share = seen.astype(key.dtype) / jnp.maximum(count, 1).astype(key.dtype)
     key = jnp.where(seen[..., None], key, 0)
-    mean, mean_square = _weighted_sums(share, (key, jnp.square(key)))
-    return jnp.where(2 * jnp.square(mean) > mean_square, mean, 0)
+    mean, size = _weighted_sums(share, (key, jnp.abs(key)))
+    return jnp.where(jnp.abs(mean) > 0.8 * size, mean, 0)
 
 
 def _weighted_sums(share: Array, sides: tuple[Array, ...]) -> tuple[Array, ...]:
