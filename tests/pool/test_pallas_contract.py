@@ -583,17 +583,19 @@ def test_eager_equals_jitted():
 AMPERE = Device("gpu", (8, 0))
 
 
-def lowered(case, device):
-    """The program of a case, forward and backward, for an absent GPU."""
-    arrays = arrays_of(draw(case))
-    absent = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
-    mesh = AbstractMesh((1,), ("x",), abstract_device=absent)
+def absent_gpus(count, *types):
+    card = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
+    return AbstractMesh((count,), ("x",), types or None, abstract_device=card)
+
+
+def lowered(function, arguments, device, mesh):
+    """The kernels' lowerings in a program for absent GPUs."""
     jax.clear_caches()  # what was traced for another device
     with pytest.MonkeyPatch.context() as patch, jax.sharding.use_abstract_mesh(mesh):
         patch.setattr(request, "_described", lambda _: device)
         with cases.lift_anywhere():
-            traced = jax.jit(with_gradients).trace(*arrays)
-            return traced.lower(lowering_platforms=("cuda",)).as_text()
+            traced = jax.jit(function).trace(*arguments)
+            return kernels(traced.lower(lowering_platforms=("cuda",)).as_text())
 
 
 LOWERED = [
@@ -618,8 +620,10 @@ LOWERED = [
     ids=str,
 )
 def test_lowers_for_a_gpu(case, device):
+    """Forward and backward."""
     expected = expected_kernels(case, hopper=device.capability == HOPPER)
-    assert kernels(lowered(case, device)) == expected
+    arrays = arrays_of(draw(case))
+    assert lowered(with_gradients, arrays, device, absent_gpus(1)) == expected
 
 
 KERNEL = np.full((64, 8), 0.1, np.float32)
@@ -636,8 +640,7 @@ SHARED = {  # the score, and whether there are lengths per query
 def test_lowers_inside_shard_map(name, dtype):
     """Each of two GPUs pools its half of the batch; gradients of what they share are summed."""
     score, has_lengths = SHARED[name]
-    absent = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
-    mesh = AbstractMesh((2,), ("x",), (AxisType.Auto,), abstract_device=absent)
+    mesh = absent_gpus(2, AxisType.Auto)
     x = jax.ShapeDtypeStruct((4, 512, 2, 64), dtype)
     lens = jax.ShapeDtypeStruct((4, 512), jnp.int32)
     told = []
@@ -651,13 +654,8 @@ def test_lowers_inside_shard_map(name, dtype):
 
     one, split = PartitionSpec(), PartitionSpec("x")
     shared = jax.shard_map(loss, mesh=mesh, in_specs=(one, split, split), out_specs=one)
-    gradients = jax.jit(jax.grad(shared, (0, 1)))
-    jax.clear_caches()
-    with pytest.MonkeyPatch.context() as patch, jax.sharding.use_abstract_mesh(mesh):
-        patch.setattr(request, "_described", lambda _: Device("gpu", HOPPER))
-        with cases.lift_anywhere():
-            program = gradients.trace(score, x, lens).lower(lowering_platforms=("cuda",))
-    assert kernels(program.as_text()) == {TRITON}  # Mosaic's takes no bounds that vary
+    found = lowered(jax.grad(shared, (0, 1)), (score, x, lens), Device("gpu", HOPPER), mesh)
+    assert found == {TRITON}  # Mosaic's takes no bounds that vary
     assert "Mosaic" not in told[0]
 
 

@@ -133,8 +133,7 @@ def test_a_narrow_range_of_numbers_does_not_limit_the_width(offset, width, backe
 
 def test_keys_may_be_as_large_as_float32_has_them():
     """Sums of them, and no squares, say where they are."""
-    query, key, value, score = drawn(0.0)
-    score = oracle.Gaussian({"width": np.float64(1e16)})
+    query, key, value, score = drawn(width=1e16)
     query, key = (rounded(1e20 + 1e15 * side, "float32") for side in (query, key))
     may = oracle.allowed((B, T, S), valid_lens=LENS)
     expected = oracle.attend(query, key, value, score=score, may=may)

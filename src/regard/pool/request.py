@@ -140,12 +140,13 @@ class Request:
 
 
 def device_of(array: Array | None, *others: Any) -> Device:
-    """Where a call on this array, and others, will run: where it is, or under a trace the default
+    """Where a call on this array and `others` will run: where it is, or under a trace the default
     device.
     """
     if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
-        return _described(next(iter(array.devices())))
-    found = _default_device()
+        found = _described(next(iter(array.devices())))
+    else:
+        found = _default_device()
     return found._replace(varies=bool(varying_axes((array, *others))))
 
 
