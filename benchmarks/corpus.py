@@ -163,7 +163,7 @@ def judge(
     english: Path, french: Path, out: Path, model: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Every line in its place: the grammar's French, or what the model says when asked again."""
-    from regard.seq2seq.hypotheses import SearchOptions
+    from regard.seq2seq.decode.hypotheses import SearchOptions
     from regard.seq2seq.translator import Translator
 
     count = right = 0
@@ -237,7 +237,7 @@ def main() -> None:
     run["lines_per_cpu_second"] = round(judged["lines"] / run["cpu_seconds"])
     print(json.dumps({"run": run, "load": load, "judged": judged}, indent=1, ensure_ascii=False))
     if options.record:
-        from regard.bench.machine import describe_device
+        from regard.bench.run.machine import describe_device
 
         today = datetime.date.today().isoformat()
         record = {

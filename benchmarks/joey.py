@@ -88,7 +88,7 @@ def batches_of(work: dict[str, np.ndarray], name: str) -> list[tuple[np.ndarray,
 
 def regard_programs(work: dict[str, np.ndarray]) -> tuple[Programs, dict[str, object]]:
     """As `regard train` and `regard translate` run it, widths rounded up to the buckets."""
-    from regard.seq2seq.host_memory import keep_freed_memory
+    from regard.seq2seq.train.host_memory import keep_freed_memory
 
     keep_freed_memory()  # before JAX is used
     import importlib.metadata
@@ -97,13 +97,13 @@ def regard_programs(work: dict[str, np.ndarray]) -> tuple[Programs, dict[str, ob
     import jax.numpy as jnp
     from flax import nnx
 
-    from regard.seq2seq.batches import BUCKETS, Batch
-    from regard.seq2seq.config import Config
-    from regard.seq2seq.devices import DataParallel
-    from regard.seq2seq.model import Model
-    from regard.seq2seq.recipe import Recipe
-    from regard.seq2seq.search import SearchOptions, beam_search
-    from regard.seq2seq.train_step import TrainState, make_step, optimizer_of
+    from regard.seq2seq.decode.search import SearchOptions, beam_search
+    from regard.seq2seq.distributed.devices import DataParallel
+    from regard.seq2seq.model.config import Config
+    from regard.seq2seq.model.translation_model import Model
+    from regard.seq2seq.train.batches import BUCKETS, Batch
+    from regard.seq2seq.train.recipe import Recipe
+    from regard.seq2seq.train.train_step import TrainState, make_step, optimizer_of
 
     def batch_of(source: np.ndarray, target: np.ndarray) -> Batch:
         need = max(source.shape[1], target.shape[1])
@@ -359,7 +359,7 @@ def main() -> None:
     load = {"before": before[0], "after": os.getloadavg()[0]}
     print(f"load average {load['before']:.1f} before, {load['after']:.1f} after", file=sys.stderr)
     if options.record:
-        from regard.bench.machine import describe_device
+        from regard.bench.run.machine import describe_device
 
         today = datetime.date.today().isoformat()
         record = {

@@ -244,7 +244,7 @@ def table(result: dict[str, Any]) -> str:
 
 def record(result: dict[str, Any], before: float) -> Path:
     """Leaves the numbers with what they were measured on."""
-    from regard.bench.machine import describe_device, versions
+    from regard.bench.run.machine import describe_device, versions
 
     today, device = datetime.date.today().isoformat(), describe_device()
     found = {name: number for name, number in versions().items() if number is not None}

@@ -29,7 +29,7 @@ LAYERS = (
     {"front_door"},
     {"attend", "summary"},
     {"regard"},
-    {"parameters", "cache", "multi_head", "head_plan", "nnx", "linen", "interop"},
+    {"modules", "nnx", "linen", "interop"},
     {"seq2seq"},
     {"show"},
     {"d2l", "bench", "cli", "playground"},

@@ -10,8 +10,8 @@ from typing import Any
 
 from pictures import INK
 
-from regard.bench.bars import speedups
-from regard.bench.curves import BACKWARD, median_ms, swept
+from regard.bench.results.bars import speedups
+from regard.bench.results.curves import BACKWARD, median_ms, swept
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 

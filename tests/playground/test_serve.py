@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 pytest.importorskip("uvicorn", reason='needs the server: pip install "regard[serve]"')
 
 from playground.fakes import Reverser, served
-from regard.cli import serve
 from regard.cli.app import app
+from regard.cli.commands import serve
 from regard.playground.headers import THIS_MACHINE
 from regard.playground.server import Playground
-from regard.seq2seq import host_memory
+from regard.seq2seq.train import host_memory
 
 
 @pytest.fixture(scope="module", autouse=True)

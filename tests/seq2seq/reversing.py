@@ -8,11 +8,11 @@ import sys
 
 import numpy as np
 
-from regard.seq2seq.batches import Batches
-from regard.seq2seq.config import Config
-from regard.seq2seq.progress import Progress
-from regard.seq2seq.recipe import Recipe
-from regard.seq2seq.validation import Validation
+from regard.seq2seq.model.config import Config
+from regard.seq2seq.train.batches import Batches
+from regard.seq2seq.train.progress import Progress
+from regard.seq2seq.train.recipe import Recipe
+from regard.seq2seq.train.validation import Validation
 
 VOCAB = 9
 CONFIG = Config(
@@ -69,7 +69,7 @@ class Telling(Progress):
 
 
 if __name__ == "__main__":
-    from regard.seq2seq.training import train
+    from regard.seq2seq.train.training import train
 
     folder, *rest = sys.argv[1:]
     train(

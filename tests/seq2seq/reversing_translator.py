@@ -6,10 +6,10 @@ import jax
 import optax
 from flax import nnx
 
-from regard.seq2seq.batches import Batch
-from regard.seq2seq.model import Model
-from regard.seq2seq.tokenizer import SPECIAL, Tokenizer
-from regard.seq2seq.tokenizer_pair import TokenizerPair
+from regard.seq2seq.model.translation_model import Model
+from regard.seq2seq.text.tokenizer import SPECIAL, Tokenizer
+from regard.seq2seq.text.tokenizer_pair import TokenizerPair
+from regard.seq2seq.train.batches import Batch
 from regard.seq2seq.translator import Translator
 from seq2seq import reversing
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from regard.seq2seq.config import Config
 from regard.seq2seq.corpus import Pair
-from regard.seq2seq.export import save_model
-from regard.seq2seq.tokenizer_pair import TokenizerPair
+from regard.seq2seq.model.config import Config
+from regard.seq2seq.model.export import save_model
+from regard.seq2seq.text.tokenizer_pair import TokenizerPair
 from regard.seq2seq.translator import Translator
 from seq2seq.tiny import random_model
 

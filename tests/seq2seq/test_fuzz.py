@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from regard.seq2seq.alignment import read_links
-from regard.seq2seq.config import Config
 from regard.seq2seq.corpus import Cleaning, CorpusError, ParallelFiles, TabSeparated
-from regard.seq2seq.export import load_model
-from regard.seq2seq.model_folder import FILES
-from regard.seq2seq.tokenizer_pair import TokenizerPair
+from regard.seq2seq.model.config import Config
+from regard.seq2seq.model.export import load_model
+from regard.seq2seq.model.model_folder import FILES
+from regard.seq2seq.text.tokenizer_pair import TokenizerPair
 from regard.show import AttentionMap
 from seq2seq.small_translator import save_small
 

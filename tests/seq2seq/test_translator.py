@@ -8,22 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard.seq2seq import model_folder as model_folder_module
-from regard.seq2seq import programs
 from regard.seq2seq.alignment import Links, word_weights
-from regard.seq2seq.batches import Batch
-from regard.seq2seq.explaining import explain_words
-from regard.seq2seq.few_shapes import WIDTHS, groups
-from regard.seq2seq.hypotheses import SearchOptions
-from regard.seq2seq.joining import Part, Written, joined
+from regard.seq2seq.decode import programs
+from regard.seq2seq.decode.explaining import explain_words
+from regard.seq2seq.decode.few_shapes import WIDTHS, groups
+from regard.seq2seq.decode.hypotheses import SearchOptions
+from regard.seq2seq.decode.joining import Part, Written, joined
+from regard.seq2seq.decode.search import beam_search, force
 from regard.seq2seq.metrics import alignment_error
-from regard.seq2seq.model_folder import model_folder
-from regard.seq2seq.search import beam_search, force
-from regard.seq2seq.sentences import token_ranges
-from regard.seq2seq.tokenizer import Encoded
+from regard.seq2seq.model import model_folder as model_folder_module
+from regard.seq2seq.model.model_folder import model_folder
+from regard.seq2seq.text.sentences import token_ranges
+from regard.seq2seq.text.tokenizer import Encoded
+from regard.seq2seq.text.vocabulary import EOS, UNK
+from regard.seq2seq.text.words import split_words
+from regard.seq2seq.train.batches import Batch
 from regard.seq2seq.translator import Translator
-from regard.seq2seq.vocabulary import EOS, UNK
-from regard.seq2seq.words import split_words
 from seq2seq import reversing
 from seq2seq.reversing_translator import WORDS, reversing_translator
 from seq2seq.small_translator import save_small, small_translator

@@ -10,9 +10,9 @@ import pytest
 from flax import nnx
 from jax.experimental.compilation_cache import compilation_cache
 
-from regard.seq2seq.batches import Batch
-from regard.seq2seq.config import ATTENTIONS, Config
-from regard.seq2seq.model import Model
+from regard.seq2seq.model.config import ATTENTIONS, Config
+from regard.seq2seq.model.translation_model import Model
+from regard.seq2seq.train.batches import Batch
 
 VOCAB = 9
 

@@ -9,15 +9,15 @@ framework, on a GPU), `targets` with `cpu_targets` and `gpu_targets` (what is pr
 the wide kernel. `report` needs Rich and the pictures matplotlib; the others need what regard needs.
 """
 
-from regard.bench.cases import Case, Inputs, make_inputs, select
-from regard.bench.cpu_table import CPU_CASES
-from regard.bench.cpu_targets import CPU_TARGETS
-from regard.bench.gpu_table import GPU_CASES
-from regard.bench.gpu_targets import GPU_TARGETS
-from regard.bench.measure import Row, Settings, measure_cases
-from regard.bench.processes import measure_in_processes
-from regard.bench.targets import Target, Verdict, judge
-from regard.bench.timing import DeviceClock, Timing, interleave
+from regard.bench.cases.case import Case, Inputs, make_inputs, select
+from regard.bench.cases.cpu_table import CPU_CASES
+from regard.bench.cases.gpu_table import GPU_CASES
+from regard.bench.results.cpu_targets import CPU_TARGETS
+from regard.bench.results.gpu_targets import GPU_TARGETS
+from regard.bench.results.targets import Target, Verdict, judge
+from regard.bench.run.measure import Row, Settings, measure_cases
+from regard.bench.run.processes import measure_in_processes
+from regard.bench.run.timing import DeviceClock, Timing, interleave
 
 __all__ = [
     "CPU_CASES",

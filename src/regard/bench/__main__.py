@@ -8,7 +8,7 @@ def main() -> None:
     try:
         import typer
 
-        from regard.cli.bench import command
+        from regard.cli.commands.bench import command
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise

@@ -5,7 +5,18 @@ from typing import Annotated
 import typer
 
 import regard
-from regard.cli import align, bench, demo, doctor, evaluate, export, serve, tour, train, translate
+from regard.cli.commands import (
+    align,
+    bench,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    serve,
+    tour,
+    train,
+    translate,
+)
 
 app = typer.Typer(
     name="regard",

@@ -24,7 +24,7 @@ def draw_lengths(curves: dict[str, Sequence[dict[str, Any]]], path: Path) -> Pat
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from regard.seq2seq.export import replace_file
+    from regard.seq2seq.model.export import replace_file
 
     kept = {name: [one for one in bins if one["bleu"] is not None] for name, bins in curves.items()}
     used = next(iter(kept.values()))

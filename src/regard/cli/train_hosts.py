@@ -18,9 +18,9 @@ import typer
 from regard.cli.train_run import plain_errors
 
 if TYPE_CHECKING:
-    from regard.seq2seq.hosts import Hosts
-    from regard.seq2seq.launch import Launch
-    from regard.seq2seq.tokenizer_pair import TokenizerPair
+    from regard.seq2seq.distributed.hosts import Hosts
+    from regard.seq2seq.distributed.launch import Launch
+    from regard.seq2seq.text.tokenizer_pair import TokenizerPair
 
 
 def launch_of(
@@ -28,7 +28,7 @@ def launch_of(
 ) -> "Launch | None":
     """What the options or the environment say of other processes; None: there are none."""
     with plain_errors():
-        from regard.seq2seq.launch import find_launch
+        from regard.seq2seq.distributed.launch import find_launch
 
         return find_launch(
             os.environ,
@@ -47,8 +47,8 @@ def taking_part(launch: "Launch | None", folder: Path) -> Iterator["Hosts"]:
         launch: how to find the others; None: there are none.
         folder: the run's, to say how it is continued.
     """
-    from regard.seq2seq.hosts import JOIN_SECONDS, Hosts, is_gone, is_known_to_all, join
-    from regard.seq2seq.last_words import LastWords
+    from regard.seq2seq.distributed.hosts import JOIN_SECONDS, Hosts, is_gone, is_known_to_all, join
+    from regard.seq2seq.distributed.last_words import LastWords
 
     if launch is None:
         with plain_errors(folder):
@@ -107,7 +107,7 @@ def the_first_ones(
         hosts: the processes.
         tokenizers: called in the first one; None: it has none.
     """
-    from regard.seq2seq.tokenizer_pair import FILE, TokenizerPair
+    from regard.seq2seq.text.tokenizer_pair import FILE, TokenizerPair
 
     mine: list[TokenizerPair | None] = []
     with tempfile.TemporaryDirectory() as folder:

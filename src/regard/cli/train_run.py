@@ -16,11 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 from regard.cli.failures import one_line_errors
 
 if TYPE_CHECKING:
-    from regard.seq2seq.batches import Batches
-    from regard.seq2seq.hosts import Hosts
-    from regard.seq2seq.prepare import Prepared
-    from regard.seq2seq.settings import Settings
-    from regard.seq2seq.training import Result
+    from regard.seq2seq.distributed.hosts import Hosts
+    from regard.seq2seq.train.batches import Batches
+    from regard.seq2seq.train.prepare import Prepared
+    from regard.seq2seq.train.settings import Settings
+    from regard.seq2seq.train.training import Result
 
 
 def run_training(
@@ -42,10 +42,10 @@ def run_training(
         hosts: the processes that train together, of which the first tells and writes; None: one.
         model_axis: so many devices share the parameters.
     """
-    from regard.cli.train_progress import TrainingBar
-    from regard.seq2seq import host_memory
-    from regard.seq2seq.hosts import Hosts
-    from regard.seq2seq.training import train
+    from regard.cli.terminal.train_progress import TrainingBar
+    from regard.seq2seq.distributed.hosts import Hosts
+    from regard.seq2seq.train import host_memory
+    from regard.seq2seq.train.training import train
 
     host_memory.keep_freed_memory()
     hosts = hosts or Hosts()
@@ -78,8 +78,8 @@ def _prepared(
 ) -> "Prepared":
     """What the run starts from, the same in every process."""
     from regard.cli import train_hosts
-    from regard.seq2seq import tokenizer_pair
-    from regard.seq2seq.prepare import prepare
+    from regard.seq2seq.text import tokenizer_pair
+    from regard.seq2seq.train.prepare import prepare
 
     def known() -> tokenizer_pair.TokenizerPair | None:
         there = resume and (folder / tokenizer_pair.FILE).exists()
@@ -107,8 +107,8 @@ def _prepared(
 def plain_errors(folder: Path | None = None) -> Iterator[None]:
     """What can go wrong with files, disks and numbers, as one line and exit code 1."""
     with one_line_errors():
-        from regard.seq2seq.checkpoints import CheckpointError
-        from regard.seq2seq.non_finite import NonFiniteError
+        from regard.seq2seq.train.checkpoints import CheckpointError
+        from regard.seq2seq.train.non_finite import NonFiniteError
 
         try:
             yield
@@ -122,7 +122,7 @@ def plain_errors(folder: Path | None = None) -> Iterator[None]:
 
 def conclude(folder: Path, result: "Result") -> None:
     """What came of it, where it is, and what to type next."""
-    from regard.seq2seq.curves import draw_curves
+    from regard.seq2seq.train.curves import draw_curves
 
     steps = ", ".join(map(str, result.averaged))
     kept = f"the average of steps {steps}" if len(result.averaged) > 1 else f"step {steps}"

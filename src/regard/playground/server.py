@@ -171,7 +171,7 @@ class Playground:
         return True
 
     def _translate(self, texts: list[str], beam: int, n_best: int) -> list[list[Any]]:
-        from regard.seq2seq.hypotheses import SearchOptions
+        from regard.seq2seq.decode.hypotheses import SearchOptions
 
         options = SearchOptions(beam=beam)
         found = self.translator.translate(texts, search=options, n_best=n_best, hurry=self.hurry)

@@ -46,7 +46,7 @@ def steps(
     todo = list(_shapes())
 
     def step(number: int) -> None:
-        from regard.seq2seq.hypotheses import SearchOptions
+        from regard.seq2seq.decode.hypotheses import SearchOptions
 
         rows, words, beam, n_best = todo[number]
         texts = [" ".join([WORD] * words)] * rows

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.seq2seq.alignment import Link, Links
-from regard.seq2seq.words import split_words
+from regard.seq2seq.text.words import split_words
 
 
 @dataclass(frozen=True)

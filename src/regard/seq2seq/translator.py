@@ -13,20 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from regard.seq2seq import programs
 from regard.seq2seq.alignment import word_weights
-from regard.seq2seq.batches import Batch
-from regard.seq2seq.export import load_model
-from regard.seq2seq.few_shapes import WIDTHS, groups
-from regard.seq2seq.hypotheses import SearchOptions
-from regard.seq2seq.joining import Part, Written, joined, padded
-from regard.seq2seq.model import Model
-from regard.seq2seq.model_folder import model_folder
-from regard.seq2seq.sentences import token_ranges
-from regard.seq2seq.tokenizer import Encoded
-from regard.seq2seq.tokenizer_pair import TokenizerPair
+from regard.seq2seq.decode import programs
+from regard.seq2seq.decode.few_shapes import WIDTHS, groups
+from regard.seq2seq.decode.hypotheses import SearchOptions
+from regard.seq2seq.decode.joining import Part, Written, joined, padded
+from regard.seq2seq.model.export import load_model
+from regard.seq2seq.model.model_folder import model_folder
+from regard.seq2seq.model.translation_model import Model
+from regard.seq2seq.text.sentences import token_ranges
+from regard.seq2seq.text.tokenizer import Encoded
+from regard.seq2seq.text.tokenizer_pair import TokenizerPair
+from regard.seq2seq.text.words import split_words
+from regard.seq2seq.train.batches import Batch
 from regard.seq2seq.translation import Alignment, Translation
-from regard.seq2seq.words import split_words
 
 # How much is done, and of how much.
 Progress = Callable[[int, int], None]
@@ -42,10 +42,10 @@ class Translator:
 
     Example:
         >>> from flax import nnx
-        >>> from regard.seq2seq.config import Config
+        >>> from regard.seq2seq.model.config import Config
         >>> from regard.seq2seq.corpus import Grammar
-        >>> from regard.seq2seq.model import Model
-        >>> from regard.seq2seq.tokenizer_pair import TokenizerPair
+        >>> from regard.seq2seq.model.translation_model import Model
+        >>> from regard.seq2seq.text.tokenizer_pair import TokenizerPair
         >>> from regard.seq2seq.translator import Translator
         >>> tokenizers = TokenizerPair.train(Grammar(50), kind="word")
         >>> sizes = tokenizers.source.size, tokenizers.target.size

@@ -6,7 +6,7 @@ contractions written out. Training text is brought to the same form before align
 
 import re
 
-from regard.seq2seq.words import split_words
+from regard.seq2seq.text.words import split_words
 
 ELIDED = {
     "c'": "ce",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from regard.seq2seq.alignment import Link, Links
 from regard.seq2seq.corpus.grammar.french import vowel_sound
 from regard.seq2seq.corpus.pair import Pair
-from regard.seq2seq.words import Words
+from regard.seq2seq.text.words import Words
 
 
 @dataclass(eq=False, slots=True)

@@ -1,0 +1,1 @@
+"""What is computed: named cases, their inputs and their float64 answers."""

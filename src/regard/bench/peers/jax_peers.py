@@ -1,0 +1,212 @@
+"""Everybody who can do a case: regard, and the others that are installed.
+
+Each is one function from a case and its inputs to a `Program`. One that is not installed or
+cannot do the case raises `Absent` with the reason. Adding a peer is one function and one line
+in `PEERS`. Here are those that run on JAX; torch's are in torch_peers.py.
+"""
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+import regard
+from regard.bench.cases.book import MASKED, needs_memory
+from regard.bench.cases.case import Case, Inputs
+from regard.bench.cases.masks import dense_mask
+from regard.bench.peers import kernels
+from regard.bench.peers.program import Absent, Program, compile_program, import_peer
+from regard.bench.peers.torch_peers import build_flex, build_torch
+
+
+def regard_score(case: Case, arrays) -> regard.Score:
+    """The case's score as regard spells it."""
+    if case.score == "dot":
+        return regard.Dot()
+    if case.score == "gaussian":
+        return regard.Gaussian(arrays["width"])
+    if case.score == "bilinear":
+        return regard.Bilinear(arrays["kernel"])
+    return regard.Additive(
+        arrays["query_kernel"], arrays["key_kernel"], arrays["vector"], tolerance=case.tolerance
+    )
+
+
+def build_regard(case: Case, inputs: Inputs) -> Program:
+    """`regard.attend`, the implementation left to it; for features, the wide kernel alone."""
+    if case.score == "features":
+        return kernels.build(case, inputs)
+    additive = case.score == "additive"
+
+    def attention(arrays, valid_lens):
+        return regard.attend(
+            arrays["query"],
+            arrays["key"],
+            arrays["value"],
+            score=regard_score(case, arrays),
+            valid_lens=valid_lens,
+            mask=regard.Mask.causal() if case.mask == "causal" else None,
+            return_lifted=additive,
+        )
+
+    return compile_program(attention, case, inputs, tells_lifted=additive)
+
+
+def build_lift(case: Case, inputs: Inputs) -> Program:
+    """regard by the additive lift, also on a CPU, where it passes the lift over."""
+    with _additive().lift_anywhere():
+        return build_regard(case, inputs)
+
+
+def build_unguarded(case: Case, inputs: Inputs) -> Program:
+    """The lift without its run-time range check: what the guard costs is the difference."""
+    guarded = build_lift(case, inputs)
+    with _additive().unguarded():
+        program = build_lift(case, inputs)
+    if program.text == guarded.text:
+        raise Absent("the program without the guard is the same program")
+    return program
+
+
+def _additive():
+    # regard.score.additive may be shadowed by a name of the package, hence import_module.
+    return importlib.import_module("regard.score.additive")
+
+
+def build_jax_nn(
+    case: Case, inputs: Inputs, implementation: Literal["xla", "cudnn"] = "xla"
+) -> Program:
+    """jax.nn.dot_product_attention, lowered by XLA, or by cuDNN where there is one."""
+    if case.score not in ("dot", "bilinear"):
+        raise Absent(f"jax.nn has no {case.score} attention")
+
+    def attention(arrays, valid_lens):
+        query, key, value = _with_heads(case, arrays)
+        out = jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            mask=dense_mask(case, valid_lens) if case.mask == "triangular" else None,
+            scale=1.0 if case.score == "bilinear" else None,
+            is_causal=case.mask == "causal",
+            key_value_seq_lengths=valid_lens if case.mask == "lengths" else None,
+            implementation=implementation,
+        )
+        return out if case.N is not None else out[:, :, 0]
+
+    with _lax_promotion():
+        return compile_program(attention, case, inputs)
+
+
+def build_book(case: Case, inputs: Inputs) -> Program:
+    """The additive attention of *Dive into Deep Learning* in plain JAX, jitted.
+
+    Its (B, T, S, h) tensor of features and its masking with -1e6, without its dropout.
+    """
+    if case.score != "additive" or case.N is not None or case.mask == "causal":
+        raise Absent("the book's form is additive, without heads, with valid lengths")
+    needs_memory(case)
+
+    def attention(arrays, valid_lens):
+        queries = arrays["query"] @ arrays["query_kernel"]
+        keys = arrays["key"] @ arrays["key_kernel"]
+        features = jnp.expand_dims(queries, 2) + jnp.expand_dims(keys, 1)
+        features = jnp.tanh(features)  # [B, T, S, h]
+        scores = (features @ arrays["vector"][:, None])[..., 0]  # [B, T, S]
+        if valid_lens is not None:
+            masked = jnp.asarray(MASKED, scores.dtype)
+            scores = jnp.where(dense_mask(case, valid_lens)[:, 0], scores, masked)
+        return jax.nn.softmax(scores, axis=-1) @ arrays["value"]
+
+    return compile_program(attention, case, inputs)
+
+
+def build_keras(case: Case, inputs: Inputs) -> Program:
+    """Keras on its JAX backend: AdditiveAttention, or ops.dot_product_attention."""
+    keras = import_peer("keras")
+    if keras.backend.backend() != "jax":
+        raise Absent(f"keras runs on {keras.backend.backend()} here: set KERAS_BACKEND=jax")
+    if case.score == "dot":
+
+        def attention(arrays, valid_lens):
+            query, key, value = _with_heads(case, arrays)
+            out = keras.ops.dot_product_attention(
+                query,
+                key,
+                value,
+                mask=dense_mask(case, valid_lens),
+                flash_attention=False,
+            )
+            return out if case.N is not None else out[:, :, 0]
+
+    elif case.score == "additive" and case.N is None:
+        if case.mask not in ("none", "lengths"):
+            raise Absent(f"keras's AdditiveAttention has no {case.mask} mask")
+        needs_memory(case)
+        layer = keras.layers.AdditiveAttention(dtype=case.dtype)
+        shapes = [inputs.arrays[name].shape for name in ("query", "value", "key")]
+        layer.build(shapes)
+
+        def attention(arrays, valid_lens):
+            queries = arrays["query"] @ arrays["query_kernel"]
+            keys = arrays["key"] @ arrays["key_kernel"]
+            mask = None
+            if valid_lens is not None:
+                mask = [None, dense_mask(case, valid_lens)[:, 0, 0]]  # [B, S]
+            out, _ = layer.stateless_call(
+                [arrays["vector"]], [], [queries, arrays["value"], keys], mask=mask
+            )
+            return out
+
+    else:
+        raise Absent(f"keras has no {case.score} attention for this shape")
+    with _lax_promotion():
+        return compile_program(attention, case, inputs)
+
+
+PEERS: dict[str, Callable[[Case, Inputs], Program]] = {
+    "regard": build_regard,
+    "lift": build_lift,
+    "unguarded": build_unguarded,
+    "jax.nn": build_jax_nn,
+    "jax.nn cudnn": functools.partial(build_jax_nn, implementation="cudnn"),
+    "book": build_book,
+    "keras": build_keras,
+    "torch": build_torch,
+    "flex": build_flex,
+}
+
+
+def framework(who: str) -> str:
+    """The framework that a peer runs on: on a GPU, each has a process of its own."""
+    return "torch" if who in ("torch", "flex") else "jax"
+
+
+def build(who: str, case: Case, inputs: Inputs) -> Program:
+    """Prepares one program.
+
+    Raises:
+        Absent: `who` is not installed or cannot do this case.
+    """
+    return PEERS[who](case, inputs)
+
+
+@contextlib.contextmanager
+def _lax_promotion():
+    """The code of others leans on promotions that a strict JAX forbids, as our tests' does."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def _with_heads(case: Case, arrays):
+    """query, key, value as (B, T, N, D); a bilinear kernel goes into the query."""
+    query, key, value = (arrays[name] for name in ("query", "key", "value"))
+    if case.score == "bilinear":
+        query = query @ arrays["kernel"]
+    if case.N is None:
+        query, key, value = (x[:, :, None] for x in (query, key, value))
+    return query, key, value

@@ -1,0 +1,1 @@
+"""Measuring: timing loops, worker processes, the machine's description, tuning."""

@@ -1,0 +1,265 @@
+"""The benchmark itself: prepare every program of a group, check it, time the group in turns."""
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from regard.bench.cases.case import Case, Inputs, make_inputs
+from regard.bench.cases.expected import allowed_error, expected, relative_errors
+from regard.bench.cases.flops import useful_flops
+from regard.bench.peers import jax_peers as peers
+from regard.bench.peers.program import Absent, Program
+from regard.bench.run.timing import Clock, Run, Timing, interleave, rounds_within, wall_clock
+
+AGAIN = "regard again"  # the same program a second time: how far apart equals can come out
+LONG = 1.0  # seconds of one run past which runs are saved
+OURS = ("regard", "unguarded")  # these depend on the tolerance, other peers do not know it
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How to measure, and for how long.
+
+    Attributes:
+        repeats: rounds of a group at most, unless one of its cases asks for more.
+        budget: seconds for the rounds of a group, at most; at least `case.rounds` are made.
+        quick: fewer rounds than the cases ask for. For a look, not for a claim.
+        clock: measures one run.
+        reading: seconds that one reading of that clock takes at least.
+        framework: only the peers of this framework take part (see `peers.framework`).
+        solvers: threads that work out the right answers. More than one do all of them before
+            anything is timed, and so the arrays of all cases are kept.
+        builders: threads that build the programs of a group.
+    """
+
+    repeats: int = 20
+    budget: float = 60.0
+    quick: bool = False
+    clock: Clock = wall_clock
+    reading: float = 0.0
+    framework: str | None = None
+    solvers: int = 1
+    builders: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one program did on one case. `absent` says why there is no more than that."""
+
+    case: str
+    who: str
+    group: str = ""
+    timing: Timing | None = None
+    flops: float | None = None
+    temp_bytes: int | None = None
+    peak_bytes: int | None = None
+    errors: dict[str, float] = dataclasses.field(default_factory=dict)
+    lifted: bool | None = None
+    absent: str | None = None
+
+    @property
+    def error(self) -> float | None:
+        """The worst relative error over the output and the gradients."""
+        return max(self.errors.values()) if self.errors else None
+
+    @property
+    def tflops(self) -> float | None:
+        """Useful operations per second, in units of 10¹²; None for a case without a count."""
+        return self.flops / self.timing.median / 1e12 if self.flops and self.timing else None
+
+
+Watch = Callable[[str, float], None]  # what is going on, and how many programs further we are
+Solved = tuple[Inputs, dict | None]  # a problem's arrays and right answers; None: not to be run
+
+
+def steps(cases: Sequence[Case]) -> int:
+    """What the numbers given to `watch` add up to."""
+    return 2 * sum(1 + len(case.against) for case in cases)
+
+
+def plan(cases: Sequence[Case], framework: str | None = None) -> list[tuple[Case, str]]:
+    """Who is measured on what, in table order."""
+    return [
+        (case, who)
+        for case in cases
+        for who in ("regard", *case.against)
+        if framework in (None, peers.framework(who))
+    ]
+
+
+def measure_cases(
+    cases: Sequence[Case],
+    settings: Settings | None = None,
+    watch: Watch = lambda what, further: None,
+) -> list[Row]:
+    """Measures the cases, group by group.
+
+    Args:
+        cases: what to measure.
+        settings: how long.
+        watch: told what is going on; the numbers add up to `steps(cases)`.
+
+    Returns:
+        A row for every case and everybody it is measured against, in table order, and one
+        more (`AGAIN`) for the first case of each timed group that asks for several rounds.
+    """
+    groups = measure_groups(cases, settings or Settings(), watch)
+    return [row for rows in groups for row in rows]
+
+
+def measure_groups(cases: Sequence[Case], settings: Settings, watch: Watch) -> Iterator[list[Row]]:
+    """The same, giving the rows of each group as soon as they are measured."""
+    cases = list(dict.fromkeys(case for case, _ in plan(cases, settings.framework)))
+    solved: dict[Case, Solved] = {}
+    if settings.solvers > 1:
+        watch("working out the right answers in float64", 0.0)
+        with ThreadPoolExecutor(settings.solvers) as pool:
+            problems = {case.problem: case for case in cases}
+            solved = dict(zip(problems, pool.map(_solve, problems.values()), strict=True))
+    for name in dict.fromkeys(case.group for case in cases):
+        group = [case for case in cases if case.group == name]
+        yield _run_group(group, settings, dict(solved), watch)
+
+
+def _run_group(
+    cases: list[Case], settings: Settings, solved: dict[Case, Solved], watch: Watch
+) -> list[Row]:
+    pairs = plan(cases, settings.framework)
+    programs: dict[Hashable, Program] = {}
+    took: dict[Hashable, float] = {}  # seconds of the error check
+    measured: dict[Hashable, Row] = {}
+    for case in cases:
+        if case.problem not in solved:
+            watch(f"{case.name}: working out the right answer", 0.0)
+            solved[case.problem] = _solve(case)
+    distinct: dict[Hashable, tuple[Case, str]] = {}
+    for case, who in pairs:
+        distinct.setdefault(_key(case, who), (case, who))
+
+    def build(pair: tuple[Case, str]) -> Program | Row:
+        case, who = pair
+        watch(f"{case.name}: preparing {who}", 0.0)
+        return _build(case, who, solved[case.problem][0])
+
+    # Several builders are done before a program runs: a compiler may time what it builds. A single
+    # one is this thread, and each program is checked before the next is built.
+    built: Iterable[Program | Row] = map(build, distinct.values())
+    if settings.builders > 1:
+        with ThreadPoolExecutor(settings.builders) as pool:
+            built = list(pool.map(build, distinct.values()))
+    for (key, (case, who)), program in zip(distinct.items(), built, strict=True):
+        if isinstance(program, Row):
+            measured[key] = program
+        else:
+            measured[key], took[key] = _check(case, who, program, solved[case.problem][1])
+            if case.timed and not measured[key].absent:
+                programs[key] = program
+        watch(f"{case.name}: prepared {who}", len(pairs) / len(distinct))
+
+    runs: dict[Hashable, Run] = {key: program.run for key, program in programs.items()}
+    first = _key(cases[0], "regard")
+    if first in runs and cases[0].rounds > 1:
+        runs[AGAIN] = runs[first]
+    timings = _time(cases, runs, took, measured, settings, len(pairs), watch)
+
+    rows = []
+    for case, who in pairs:
+        key = _key(case, who)
+        row = dataclasses.replace(
+            measured[key],
+            case=case.name,
+            group=case.group,
+            timing=timings.get(key),
+            flops=useful_flops(case),
+        )
+        rows.append(row)
+        if key == first and AGAIN in timings:
+            rows.append(dataclasses.replace(row, who=AGAIN, timing=timings[AGAIN]))
+    return rows
+
+
+def _time(
+    cases: list[Case],
+    runs: dict[Hashable, Run],
+    took: dict[Hashable, float],
+    measured: dict[Hashable, Row],
+    settings: Settings,
+    share: int,
+    watch: Watch,
+) -> dict[Hashable, Timing]:
+    """Times the runs of a group in turns; who fails at it is noted in `measured` and left out."""
+    watch(f"{cases[0].group}: timing {len(runs)}", 0.0)
+    once = {}
+    for key, run in list(runs.items()):
+        try:
+            # The error check was a warm-up, so a program that is long at it needs no other;
+            # but not on a device, where a first run may load a library.
+            long = took.get(key, 0.0) > LONG and not settings.reading
+            once[key] = took[key] if long else max(settings.reading, settings.clock(run))
+        except Exception as error:  # out of memory, now that runs are queued
+            del runs[key]
+            if key in measured:
+                measured[key] = dataclasses.replace(measured[key], absent=_failure(error))
+    if not runs:
+        watch(f"{cases[0].group}: nothing to time", float(share))
+        return {}
+    asked = max(case.rounds for case in cases)
+    least = min(3, asked) if settings.quick else asked
+    budget = min(settings.budget, max(case.seconds for case in cases))
+    rounds = rounds_within(budget, list(once.values()), least, max(settings.repeats, least))
+    ticks = itertools.count(1)
+
+    def progress(key: Hashable) -> None:
+        done = next(ticks)
+        every = rounds * len(runs)
+        watch(f"timing {cases[0].group}, run {done} of {every}", share / every)
+
+    return interleave(runs, rounds, clock=settings.clock, progress=progress)
+
+
+def _key(case: Case, who: str) -> Hashable:
+    """What makes two programs one: a peer is timed once for cases with one problem."""
+    return (case.name if who in OURS else case.problem, who)
+
+
+def _solve(case: Case) -> Solved:
+    inputs = make_inputs(case)
+    return inputs, expected(case, inputs) if case.timed else None
+
+
+def _build(case: Case, who: str, inputs: Inputs) -> Program | Row:
+    """The program, or a row that says why there is none."""
+    try:
+        return peers.build(who, case, inputs)
+    except Absent as reason:
+        return Row(case.name, who, absent=str(reason))
+    except Exception as error:  # out of memory, a peer's own bug: the others go on
+        return Row(case.name, who, absent=_failure(error))
+
+
+def _check(case: Case, who: str, program: Program, answer: dict | None) -> tuple[Row, float]:
+    """The row of a program so far, `absent` when it is not to be timed, and the seconds it ran."""
+    row = Row(case.name, who, temp_bytes=program.temp_bytes, peak_bytes=program.peak_bytes)
+    if answer is None:
+        return row, 0.0
+    try:
+        start = time.perf_counter()
+        outputs = program.outputs()
+        took = time.perf_counter() - start
+        errors = relative_errors(outputs, answer)
+    except Exception as error:
+        return dataclasses.replace(row, absent=_failure(error)), 0.0
+    lifted = bool(outputs["lifted"]) if "lifted" in outputs else None
+    row = dataclasses.replace(row, errors=errors, lifted=lifted)
+    worst = max(errors.values())
+    if not worst <= allowed_error(case):  # a NaN is not
+        absent = f"not timed: relative error {worst:.1e} against float64"
+        row = dataclasses.replace(row, absent=absent)
+    return row, took
+
+
+def _failure(error: Exception) -> str:
+    words = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"failed: {words[:200]}"

@@ -1,0 +1,178 @@
+"""One process for each framework, so that none takes the device's memory from another.
+
+The parent never touches the device. A process that dies or falls silent costs the group it was
+at, which becomes rows with the reason; another goes on with the groups after it.
+"""
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from regard.bench.cases.case import Case, Device
+from regard.bench.peers import jax_peers as peers
+from regard.bench.run.measure import AGAIN, Row, Settings, Watch, plan
+from regard.bench.run.wire import read_row
+
+WORKER = [sys.executable, "-m", "regard.bench.run.worker"]
+READING = 0.02  # seconds of one reading of the device's clock
+SILENCE = 240.0  # seconds without a word after which a process is given up: a kernel may hang
+THREADS = 8  # that work out right answers, and that compile; torch's compiler wants one
+
+Messages = Iterator[tuple[str, Any]]
+
+
+def measure_in_processes(
+    cases: Sequence[Case], settings: Settings, watch: Watch, reading: float = READING
+) -> tuple[list[Row], dict[str, Any] | None]:
+    """Measures the cases, each framework in a process of its own, one after the other.
+
+    Args:
+        cases: what to measure, all for one device.
+        settings: `repeats`, `budget` and `quick` of them count.
+        watch: told what is going on.
+        reading: seconds of one reading of the clock.
+
+    Returns:
+        The rows in table order, and the device as JAX's process described it; None when that
+        process could not begin.
+    """
+    device = None
+    rows: list[Row] = []
+    for framework in dict.fromkeys(peers.framework(who) for _, who in plan(cases)):
+        told = {
+            "repeats": settings.repeats,
+            "budget": settings.budget,
+            "quick": settings.quick,
+            "framework": framework,
+            "solvers": THREADS,
+            "builders": THREADS if framework == "jax" else 1,
+        }
+        found, described = _run_framework(cases, framework, told, reading, watch)
+        rows += found
+        device = described if framework == "jax" else device
+    return in_table_order(cases, rows), device
+
+
+def in_table_order(cases: Sequence[Case], rows: Sequence[Row]) -> list[Row]:
+    """The rows of several processes as one process would have given them."""
+    found = {(row.case, row.who): row for row in rows}
+    places = [
+        (case.name, name)
+        for case, who in plan(cases)
+        for name in ((who, AGAIN) if who == "regard" else (who,))
+    ]
+    return [found[place] for place in places if place in found]
+
+
+def _run_framework(
+    cases: Sequence[Case], framework: str, settings: dict[str, Any], reading: float, watch: Watch
+) -> tuple[list[Row], dict[str, Any] | None]:
+    left = list(dict.fromkeys(case.group for case, _ in plan(cases, framework)))
+    rows: list[Row] = []
+    device = None
+    while left:
+        request = {
+            "cases": [asdict(case) for case in cases if case.group in left],
+            "settings": settings,
+            "reading": reading,
+        }
+        began, over, reason = False, False, ""
+        for kind, content in _converse(request, environment(framework, cases[0].device)):
+            if kind == "ready":
+                began, device = True, content
+            elif kind == "watch":
+                watch(f"{framework}: {content}", 0.0)
+            elif kind == "rows":
+                measured = [read_row(fields) for fields in content]
+                rows += measured
+                left.remove(measured[0].group)
+                for row in measured:
+                    watch(f"  {describe(row)}", 0.0)
+            elif kind == "sick":
+                over = True  # that group's rows have come; the next process takes the others
+            else:
+                reason = content
+        if over or not left:
+            continue
+        # Who cannot even begin will not begin next time.
+        lost = left[:1] if began else list(left)
+        watch(f"{framework}: lost {', '.join(lost)}: {reason}", 0.0)
+        rows += [
+            Row(case.name, who, group=case.group, absent=f"failed: {reason}")
+            for case, who in plan(cases, framework)
+            if case.group in lost
+        ]
+        left = [group for group in left if group not in lost]
+    return rows, device
+
+
+def describe(row: Row) -> str:
+    """A row in one line, for who watches.
+
+    >>> describe(Row("case", "book", absent="not here"))
+    'case, book: not here'
+    """
+    parts = [row.absent] if row.absent else []
+    if row.timing:
+        parts.append(f"{1e3 * row.timing.median:.4g} ms")
+    if row.tflops:
+        parts.append(f"{row.tflops:.0f} TFLOP/s")
+    if row.error is not None:
+        parts.append(f"error {row.error:.1e}")
+    return f"{row.case}, {row.who}: {', '.join(parts) or 'compiled'}"
+
+
+def environment(framework: str, device: Device) -> dict[str, str]:
+    """The environment of a framework's process."""
+    # In torch's process JAX only makes masks, on the CPU.
+    on_gpu = framework == "jax" and device == "gpu"
+    source = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    # JAX refuses to be told its share of the memory by both names, the old one and the new.
+    inherited = {k: v for k, v in os.environ.items() if k != "XLA_PYTHON_CLIENT_MEM_FRACTION"}
+    return inherited | {
+        "JAX_PLATFORMS": "cuda" if on_gpu else "cpu",
+        "OPENBLAS_NUM_THREADS": "2",  # there are several answers at once
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "XLA_CLIENT_MEM_FRACTION": "0.95",
+        "PYTHONPATH": path,
+    }
+
+
+def _converse(request: dict[str, Any], env: dict[str, str]) -> Messages:
+    """The messages of one process, and last the reason where it ended before its time."""
+    with tempfile.TemporaryFile("w+") as asked:
+        json.dump(request, asked)
+        asked.seek(0)
+        process = subprocess.Popen(WORKER, stdin=asked, stdout=subprocess.PIPE, text=True, env=env)
+    lines: queue.Queue[str | None] = queue.Queue()
+    reader = threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True)
+    reader.start()
+    try:
+        while (line := lines.get(timeout=SILENCE)) is not None:
+            ((kind, content),) = json.loads(line).items()
+            if kind == "done":
+                return
+            yield kind, content
+        yield "ended", f"its process ended with code {process.wait()}"
+    except queue.Empty:
+        yield "ended", f"its process said nothing for {SILENCE:.0f} s"
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(timeout=5)  # a compiler's helper may still hold the other end
+
+
+def _read_lines(stream: IO[str], lines: "queue.Queue[str | None]") -> None:
+    with stream:
+        for line in stream:
+            lines.put(line)
+    lines.put(None)

@@ -1,0 +1,189 @@
+"""`regard align`: which word translates which, by where a model looks while it writes.
+
+By default (--look explaining) also by how likely each source word alone makes what was written.
+
+Links come out as Pharaoh's `i-j`, a line per pair, source word i and target word j counted from 0.
+"""
+
+import enum
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from regard.cli import options
+from regard.cli.failures import one_line_errors
+from regard.cli.loading import load_translator
+from regard.cli.output import output
+from regard.cli.sentence_pairs import check_usage, in_chunks, read_corpus
+from regard.cli.terminal.waiting import Waiting, waiting
+
+if TYPE_CHECKING:
+    from regard.seq2seq.alignment import Link, Links
+    from regard.seq2seq.corpus import Pair
+    from regard.seq2seq.translator import Look, Translator
+
+
+class LookOf(enum.StrEnum):
+    """What speaks for a target word, see `Translator.align`."""
+
+    explaining = "explaining"
+    writing = "writing"
+    reading = "reading"
+
+
+class Symmetrize(enum.StrEnum):
+    """How the links of both directions become one set."""
+
+    none = "none"
+    intersection = "intersection"
+    union = "union"
+    grow_diag = "grow-diag"
+    grow_diag_final_and = "grow-diag-final-and"
+
+
+def command(
+    source: options.Source = None,
+    target: options.Target = None,
+    tsv: options.Tsv = None,
+    model: options.Model = None,
+    reverse_model: Annotated[
+        Path | None,
+        typer.Option("--reverse-model", help="A model from target to source, to symmetrize with."),
+    ] = None,
+    symmetrize: Annotated[
+        Symmetrize | None,
+        typer.Option(
+            "--symmetrize",
+            help="How both directions are combined; grow-diag-final-and, where there is a "
+            "--reverse-model.",
+        ),
+    ] = None,
+    look: Annotated[
+        LookOf,
+        typer.Option(
+            "--look",
+            help="What speaks for a word: writing, the look that wrote it; reading, that of the "
+            "next step, which has read it; explaining, the first and how well each source word "
+            "explains it.",
+        ),
+    ] = LookOf.explaining,
+    threshold: Annotated[
+        float, typer.Option("--threshold", min=0.0, max=1.0, help="No link that is not heavier.")
+    ] = 0.0,
+    tokenized: Annotated[
+        bool, typer.Option("--tokenized", help="Words are what stands between spaces.")
+    ] = False,
+    gold: Annotated[
+        Path | None,
+        typer.Option("--gold", help="File of gold links; prints every option's AER to stderr."),
+    ] = None,
+    out: options.Out = None,
+    no_cache: options.NoCache = False,
+) -> None:
+    """Align given sentence pairs word by word, and write links i-j."""
+    check_usage(tsv, source, target)
+    if symmetrize not in (None, Symmetrize.none) and reverse_model is None:
+        raise typer.BadParameter("needs a --reverse-model.", param_hint="--symmetrize")
+    if symmetrize is None:
+        both = Symmetrize.grow_diag_final_and
+        symmetrize = Symmetrize.none if reverse_model is None else both
+    with one_line_errors(), output(out) as file, waiting("reading") as wait:
+        corpus = read_corpus(tsv, source, target)
+        answers = None if gold is None else _read_gold(gold, corpus.report.kept)
+        wait.says("loading the model")
+        folders = [model] if reverse_model is None else [model, reverse_model]
+        translators = [load_translator(folder, no_cache) for folder in folders]
+        wait.says("aligning", corpus.report.kept)
+        looks: list[Look] = [one.value for one in LookOf if one is look or answers is not None]
+        kept: dict[tuple[str, str], list[frozenset[Link]]] = {}
+        for pairs in in_chunks(iter(corpus)):
+            with wait.chunk(len(pairs)):
+                found = _links(translators, pairs, looks, threshold, tokenized, wait)
+            with wait.aside():
+                _write(found[look.value, symmetrize.value], file)
+            if answers is not None:
+                for option, links in found.items():
+                    kept.setdefault(option, []).extend(links)
+    if answers is not None:
+        _print_errors(kept, answers)
+
+
+def _links(
+    translators: Sequence["Translator"],
+    pairs: Sequence["Pair"],
+    looks: Sequence["Look"],
+    threshold: float,
+    tokenized: bool,
+    wait: Waiting,
+) -> dict[tuple[str, str], list["frozenset[Link]"]]:
+    """For each look and way to symmetrize, the links of every pair."""
+    from regard.seq2seq.alignment import Symmetrization, symmetrize
+
+    def read(text: str) -> Any:
+        return text.split() if tokenized else text
+
+    given = [(read(pair.source), read(pair.target)) for pair in pairs]
+    turned = [(target, source) for source, target in given]
+    aligned = [
+        translator.align_by(looks, one, progress=wait.done)
+        for translator, one in zip(translators, (given, turned), strict=False)
+    ]
+    found: dict[tuple[str, str], list[frozenset[Link]]] = {}
+    for look in looks:
+        forward = [one.links(threshold) for one in aligned[0][look]]
+        found[look, "none"] = forward
+        if len(translators) == 1:
+            continue
+        backward = [frozenset((i, j) for j, i in one.links(threshold)) for one in aligned[1][look]]
+        found[look, "reverse model alone"] = backward
+        for way in get_args(Symmetrization):
+            both = zip(forward, backward, strict=True)
+            found[look, way] = [symmetrize(there, back, way) for there, back in both]
+    return found
+
+
+def _write(alignments: Iterable["frozenset[Link]"], file: Any) -> None:
+    from regard.seq2seq.alignment import format_links
+
+    for links in alignments:
+        print(format_links(links), file=file)
+    file.flush()
+
+
+def _read_gold(path: Path, pairs: int) -> list["Links"]:
+    from regard.seq2seq.alignment import read_links
+
+    try:
+        gold = read_links(path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8: {error}.") from None
+    if len(gold) != pairs:
+        raise ValueError(
+            f"{path}: gold links must have a line for each pair. Got {len(gold):,} lines, "
+            f"{pairs:,} pairs."
+        )
+    return gold
+
+
+def _print_errors(
+    kept: dict[tuple[str, str], list["frozenset[Link]"]], answers: list["Links"]
+) -> None:
+    """A table of the alignment error rate of every look and symmetrization, the best marked."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from regard.seq2seq.metrics import alignment_error
+
+    scores = {option: alignment_error(links, answers) for option, links in kept.items()}
+    best = min(score.aer for score in scores.values())
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("look", "symmetrized"):
+        table.add_column(name)
+    for name in ("AER", "precision", "recall"):
+        table.add_column(name, justify="right")
+    for (look, way), score in scores.items():
+        numbers = (f"{number:.1f}" for number in (score.aer, score.precision, score.recall))
+        table.add_row(look, way, *numbers, style="bold" if score.aer == best else "")
+    Console(stderr=True, highlight=False).print(table)

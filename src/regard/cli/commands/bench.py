@@ -1,0 +1,202 @@
+"""`regard bench`: time regard against everybody else who is installed.
+
+Also draws the pictures of a run that another machine made, and tunes the wide kernel's blocks.
+"""
+
+import dataclasses
+import enum
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from regard.bench import Case, Row, Settings
+
+RESULTS = Path("benchmarks/results")
+WIDTH = 150  # of the tables where there is no terminal
+QUICK_SWEEP = {"cpu": 1024, "gpu": 8192}  # the longest sequence of a sweep in a quick run
+
+
+class Device(enum.StrEnum):
+    """Where to run: each has its own table of cases, and its own promises."""
+
+    cpu = "cpu"
+    gpu = "gpu"
+
+
+def command(
+    device: Annotated[Device, typer.Option("--device", help="Whose cases to run.")] = Device.cpu,
+    case: Annotated[
+        list[str] | None,
+        typer.Option("--case", help="Run the cases with this name; may be a glob and repeated."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few rounds, short sequences: a look, not a claim.")
+    ] = False,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Rounds of a group of cases, at most.")
+    ] = 20,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help=f"Folder for the JSON and the pictures.  [default: {RESULTS}]"),
+    ] = None,
+    json_only: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print the JSON and nothing else; write files only where --out says."
+        ),
+    ] = False,
+    draw: Annotated[
+        Path | None,
+        typer.Option(
+            "--draw", exists=True, dir_okay=False, help="Draw the pictures of this JSON, and stop."
+        ),
+    ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune", help="Find block shapes for the wide kernel (of these --case), and stop."
+        ),
+    ] = False,
+) -> None:
+    """Time regard against its peers: about three minutes on two cores, a few more on a GPU."""
+    if draw is not None:
+        _draw(_stored_run(draw), out or draw.parent)
+    elif tune:
+        _tune(case or ["kernel_*"], out)
+    else:
+        _bench(device.value, case or [], quick, repeats, out, json_only)
+
+
+def _bench(
+    device: str, patterns: list[str], quick: bool, repeats: int, out: Path | None, json_only: bool
+) -> None:
+    from rich.console import Console
+
+    from regard.bench.results import record, report
+    from regard.bench.run.measure import Settings
+
+    table, targets = _of(device)
+    cases = _select(table, patterns)
+    settings = Settings(repeats=repeats, quick=quick)
+    if quick:
+        settings = dataclasses.replace(settings, budget=1.5)
+        if not patterns:
+            longest = QUICK_SWEEP[device]
+            cases = tuple(c for c in cases if "sweep" not in c.group or longest >= c.T)
+
+    rows, described = (_on_cpu if device == "cpu" else _on_gpu)(cases, settings)
+    result = record.make_record(
+        cases, rows, settings, device=described, targets=targets, partial=len(cases) < len(table)
+    )
+    if json_only:
+        typer.echo(json.dumps(result, indent=1))
+    else:
+        # A file has room for whole lines.
+        Console(width=None if sys.stdout.isatty() else WIDTH).print(report.tables(result))
+    if out is not None or not json_only:
+        folder = out or RESULTS
+        typer.echo(f"numbers: {record.write(result, folder)}", err=True)
+        _draw(result, folder)
+    if any(row.who == "regard" and row.absent for row in rows):
+        typer.echo("regard failed a case: see the table", err=True)
+        raise typer.Exit(1)
+
+
+def _of(device: str) -> tuple[Sequence["Case"], Sequence[Any]]:
+    """The cases and the promises of a device."""
+    from regard.bench.cases import cpu_table, gpu_table
+    from regard.bench.results import cpu_targets, gpu_targets
+
+    if device == "gpu":
+        return gpu_table.GPU_CASES, gpu_targets.GPU_TARGETS
+    return cpu_table.CPU_CASES, cpu_targets.CPU_TARGETS
+
+
+def _select(table: Sequence["Case"], patterns: list[str]) -> tuple["Case", ...]:
+    from regard.bench.cases.case import select
+
+    try:
+        return select(table, patterns)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--case") from None
+
+
+def _on_cpu(cases: Sequence["Case"], settings: "Settings") -> tuple[list["Row"], dict[str, Any]]:
+    """In this process, and everybody in it: the frameworks share nothing but the cores."""
+    import jax
+    from rich.console import Console
+
+    from regard.bench.results import report
+    from regard.bench.run import machine, measure
+
+    jax.config.update("jax_platforms", "cpu")  # also where there is a GPU
+    with report.progress_bar(Console(stderr=True), measure.steps(cases)) as watch:
+        return measure.measure_cases(cases, settings, watch), machine.describe_device()
+
+
+def _on_gpu(cases: Sequence["Case"], settings: "Settings") -> tuple[list["Row"], dict[str, Any]]:
+    """In a process for each framework; this one leaves the device alone."""
+    from rich.console import Console
+
+    from regard.bench.results import report
+    from regard.bench.run import processes
+
+    watch = report.progress_lines(Console(stderr=True, soft_wrap=True))
+    rows, described = processes.measure_in_processes(cases, settings, watch)
+    if described is None:
+        typer.echo(f"no GPU to run on: {rows[0].absent}", err=True)
+        raise typer.Exit(1)
+    return rows, described
+
+
+def _stored_run(path: Path) -> dict[str, Any]:
+    """The record in a file that a run of this command left."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # not JSON, or not UTF-8
+        record = None
+    if not isinstance(record, dict) or not {"cases", "rows", "device", "date"} <= record.keys():
+        rule = "--draw takes the JSON that a run of regard bench leaves"
+        typer.echo(f"error: {rule}, and {path} is something else", err=True)
+        raise typer.Exit(1)
+    return record
+
+
+def _draw(record: dict[str, Any], folder: Path) -> None:
+    """The pictures of a record, where matplotlib is."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        fix = 'pip install "regard[bench]", or regard bench --draw FILE on a machine that has it'
+        typer.echo(f"no picture: {error}. Fix: {fix}", err=True)
+        return
+    from regard.bench.results import bars, plot
+
+    for picture in (plot.draw_lengths(record, folder), bars.draw_speedups(record, folder)):
+        if picture is not None:
+            typer.echo(f"picture: {picture}", err=True)
+
+
+def _tune(patterns: list[str], out: Path | None) -> None:
+    """Lines for the tuned table, on the terminal and, with --out, in a file there."""
+    from regard.bench.cases import gpu_table
+    from regard.bench.peers.program import Absent
+    from regard.bench.run import tune
+
+    cases = _select(gpu_table.GPU_CASES, patterns)
+    try:
+        lines = tune.tune(cases, watch=lambda what: typer.echo(what, err=True))
+    except Absent as reason:
+        typer.echo(f"nothing to tune: {reason}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo("\n".join(lines))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        path = out / "blocks.txt"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        typer.echo(f"lines: {path}", err=True)

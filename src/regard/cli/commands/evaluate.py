@@ -1,0 +1,210 @@
+"""`regard evaluate`: how good a model's translations and alignments are, on pairs it is given.
+
+BLEU and chrF come with sacrebleu's signature. How the numbers are computed is
+regard.seq2seq.metrics; the picture is length_plot.py.
+"""
+
+import dataclasses
+import enum
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.cli import options
+from regard.cli.failures import one_line_errors
+from regard.cli.loading import load_translator
+from regard.cli.output import output
+from regard.cli.sentence_pairs import check_usage, in_chunks, read_corpus
+from regard.cli.terminal.waiting import Waiting, waiting
+
+if TYPE_CHECKING:
+    from regard.seq2seq.corpus import Pair
+    from regard.seq2seq.decode.hypotheses import SearchOptions
+    from regard.seq2seq.metrics import AlignmentScore
+    from regard.seq2seq.translator import Translator
+
+
+class Scope(enum.StrEnum):
+    """How many words of the embedded grammar."""
+
+    demo = "demo"
+    full = "full"
+
+
+class Tokenize(enum.StrEnum):
+    """How sacrebleu finds the words that BLEU counts."""
+
+    mteval = "13a"
+    international = "intl"
+    characters = "char"
+    chinese = "zh"
+    none = "none"
+
+
+def command(
+    source: options.Source = None,
+    target: options.Target = None,
+    tsv: options.Tsv = None,
+    grammar: Annotated[
+        Scope | None,
+        typer.Option("--grammar", help="Held-out sentences of the embedded grammar, with links."),
+    ] = None,
+    count: Annotated[
+        int, typer.Option("--count", min=1, help="So many sentences of the grammar.")
+    ] = 500,
+    model: options.Model = None,
+    gold_links: Annotated[
+        Path | None,
+        typer.Option(
+            "--gold-links",
+            help="File of gold links for --source and --target, whose words are then what stands "
+            "between spaces.",
+        ),
+    ] = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Case does not count.")] = False,
+    tokenize: Annotated[
+        Tokenize,
+        typer.Option("--tokenize", help="sacrebleu's tokenizer; none for text that is tokenized."),
+    ] = Tokenize.mteval,
+    beam: options.Beam = 5,
+    length_penalty: options.LengthPenalty = 1.0,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="PNG to draw BLEU against length in.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The numbers as JSON.")] = False,
+    out: options.Out = None,
+    no_cache: options.NoCache = False,
+) -> None:
+    """Score a model: BLEU, chrF, exact match, alignment error, and BLEU against length."""
+    check_usage(tsv, source, target, grammar is not None)
+    if gold_links is not None and source is None:
+        raise typer.BadParameter("needs --source and --target.", param_hint="--gold-links")
+    with one_line_errors(), output(out) as file, waiting("reading") as wait:
+        pairs = _pairs(tsv, source, target, gold_links, grammar, count)
+        if plot is not None:
+            _check_plot(plot)
+        wait.says("loading the model")
+        from regard.seq2seq.decode.hypotheses import SearchOptions
+
+        translator = load_translator(model, no_cache)
+        search = SearchOptions(beam=beam, length_penalty=length_penalty)
+        texts = _translated(translator, pairs, search, wait)
+        aligned = _aligned(translator, pairs, grammar is None, wait)
+        wait.says("counting")
+        scores = _scores(pairs, texts, aligned, lowercase, tokenize.value)
+        with wait.aside():
+            if as_json:
+                print(json.dumps(scores, indent=1, ensure_ascii=False), file=file)
+            else:
+                _print(scores, file)
+        if plot is not None:
+            from regard.cli.length_plot import draw_lengths
+
+            drawn = draw_lengths({"": scores["bleu_by_length"]}, plot)
+            typer.echo(f"picture: {drawn}", err=True)
+
+
+def _pairs(
+    tsv: Path | None,
+    source: Path | None,
+    target: Path | None,
+    links: Path | None,
+    grammar: Scope | None,
+    count: int,
+) -> list["Pair"]:
+    if grammar is None:
+        return list(read_corpus(tsv, source, target, links))
+    from regard.seq2seq.corpus import Grammar
+
+    return list(Grammar(count, "test", scope=grammar.value))
+
+
+def _translated(
+    translator: "Translator", pairs: list["Pair"], search: "SearchOptions", wait: Waiting
+) -> list[str]:
+    wait.says("translating", len(pairs))
+    texts: list[str] = []
+    for chunk in in_chunks(iter(pairs)):
+        with wait.chunk(len(chunk)):
+            sources = [pair.source for pair in chunk]
+            found = translator.translate(sources, search=search, progress=wait.done)
+        texts += [best.text for best, *_ in found]
+    return texts
+
+
+def _aligned(
+    translator: "Translator", pairs: list["Pair"], tokenized: bool, wait: Waiting
+) -> "AlignmentScore | None":
+    """The alignment error while the model is made to write the references, where gold is known.
+
+    By the look with which each word was written, as `regard align --look writing`.
+    """
+    gold = [pair.links for pair in pairs if pair.links is not None]
+    if len(gold) < len(pairs):
+        return None
+    from regard.seq2seq.metrics import alignment_error
+
+    wait.says("aligning", len(pairs))
+    given: list[tuple[Any, Any]] = [(pair.source, pair.target) for pair in pairs]
+    if tokenized:
+        given = [(source.split(), target.split()) for source, target in given]
+    with wait.chunk(len(pairs)):
+        found = translator.align(given, progress=wait.done)
+    return alignment_error([one.links() for one in found], gold)
+
+
+def _scores(
+    pairs: list["Pair"],
+    texts: list[str],
+    aligned: "AlignmentScore | None",
+    lowercase: bool,
+    tokenize: str,
+) -> dict[str, Any]:
+    """Every number, as what JSON can hold."""
+    from regard.seq2seq.metrics import bleu, bleu_by_length, chrf, exact_match
+    from regard.seq2seq.text.words import normalize
+
+    references = [pair.target for pair in pairs]
+    sources = [pair.source for pair in pairs]
+    how: Any = dict(lowercase=lowercase, tokenize=tokenize)
+    # A typographic apostrophe makes no other sentence. BLEU and chrF take references as they are:
+    # that is what makes them comparable.
+    same = [[normalize(text, lowercase=lowercase) for text in side] for side in (texts, references)]
+    bins = bleu_by_length(sources, texts, references, **how)
+    return {
+        "sentences": len(pairs),
+        "bleu": dataclasses.asdict(bleu(texts, references, **how)),
+        "chrf": dataclasses.asdict(chrf(texts, references, lowercase=lowercase)),
+        "exact_match": exact_match(*same),
+        "alignment": None if aligned is None else dataclasses.asdict(aligned),
+        "bleu_by_length": [dataclasses.asdict(one) for one in bins],
+    }
+
+
+def _print(scores: dict[str, Any], file: Any) -> None:
+    print(f"sentences    {scores['sentences']:,}", file=file)
+    for name, key in (("BLEU", "bleu"), ("chrF", "chrf")):
+        print(f"{name:<12} {scores[key]['value']:.2f}  {scores[key]['signature']}", file=file)
+    print(f"exact match  {scores['exact_match']:.1f} %", file=file)
+    if scores["alignment"] is not None:
+        aligned = scores["alignment"]
+        numbers = f"precision {aligned['precision']:.1f}, recall {aligned['recall']:.1f}"
+        print(f"AER          {aligned['aer']:.1f}  {numbers}", file=file)
+    print("\nsource words  sentences  BLEU", file=file)
+    for one in scores["bleu_by_length"]:
+        last = one["longest"]
+        span = f"{one['shortest']}+" if last is None else f"{one['shortest']}-{last}"
+        value = "-" if one["bleu"] is None else f"{one['bleu']:.1f}"
+        print(f"{span:<13} {one['sentences']:>9,}  {value:>4}", file=file)
+
+
+def _check_plot(path: Path) -> None:
+    """What a picture needs, before an hour of translating and not after it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise ImportError('a picture needs matplotlib. Fix: pip install "regard[show]"') from None
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder of the picture is not there: {path.parent}")

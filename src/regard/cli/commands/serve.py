@@ -1,0 +1,173 @@
+"""`regard serve`: the playground in the browser, and its API, on this machine.
+
+What is served is playground/; here it is loaded, bound to an address, announced and shut down.
+"""
+
+import contextlib
+import ipaddress
+import socket
+import sys
+import webbrowser
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from regard.playground.server import Playground
+
+LAST_SECONDS = 35  # for what is in flight at the end: a little more than a request may take
+NO_MODEL = "Translate stays empty; Scores and Your own work."
+
+
+def command(
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="A trained model's folder.  [default: the bundled one]"),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--host", help="The address to listen on; only this machine's is safe.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")
+    ] = 8000,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Serve the playground: translate, drag queries and keys, look at your own weights."""
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        _fail(
+            f"regard serve needs {error.name}, which is not installed.\n"
+            'Install it with: pip install "regard[serve]"'
+        )
+    from regard.playground.headers import THIS_MACHINE
+
+    # The address comes first: who finds it taken should not have waited for a model.
+    with _bound(host, port) as listening:
+        if not _only_here(host):
+            _say(
+                f"warning: {host} can be reached from other machines, and there is no "
+                "authentication: whoever reaches it can use it."
+            )
+        address = _address(host, listening.getsockname()[1])
+
+        def announce() -> None:
+            _say(f"the playground: {address}   (Ctrl+C ends it)")
+            if open_page:
+                webbrowser.open(address)
+
+        _run(_playground(model, THIS_MACHINE if _only_here(host) else None), listening, announce)
+    _say("stopped.")
+
+
+def _playground(folder: Path | None, hosts: Collection[str] | None) -> "Playground":
+    """The application with its translator, or without where there is none."""
+    from regard.cli.compile_cache import keep_compiled_programs
+    from regard.playground.server import Playground
+    from regard.playground.warming import planes, steps
+    from regard.seq2seq.train.host_memory import give_back_freed_memory
+
+    give_back_freed_memory()  # a server runs for days
+    keep_compiled_programs()  # so that the next start is quick
+    try:
+        from regard.seq2seq.translator import Translator
+
+        translator = Translator.load(folder)
+    except ModuleNotFoundError as error:
+        missing = (
+            f"translating needs {error.name}, which is not installed. "
+            'Fix: pip install "regard[serve,translate]".'
+        )
+    except (OSError, ValueError) as error:
+        missing = str(error)
+    else:
+        name = "English → French" if folder is None else folder.resolve().name
+        models = [{"name": name, "parameters": _parameters(translator)}]
+        warm = [*planes(), *steps(translator, _progress, hurry=True)]
+        later = steps(translator, _optimized, hurry=False)
+        return Playground(translator, models=models, warm=warm, later=later, hosts=hosts)
+    if folder is not None:  # asked for by name: that is not to be passed over
+        _fail(missing)
+    _say(f"no translator: {missing}\n{NO_MODEL}")
+    return Playground(None, missing=missing, warm=planes(), hosts=hosts)
+
+
+def _run(playground: "Playground", listening: socket.socket, announce: Callable[[], None]) -> None:
+    """Serves until a signal comes, then answers what is in flight and returns."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            announce()
+
+    config = uvicorn.Config(
+        playground.app(),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        lifespan="on",
+        timeout_graceful_shutdown=LAST_SECONDS,
+    )
+    # uvicorn hands the signal on when everything is answered.
+    with contextlib.suppress(KeyboardInterrupt):
+        Server(config).run(sockets=[listening])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, place = found[0]
+        return socket.create_server(place[:2], family=family, backlog=2048)
+    except OSError as error:
+        _fail(
+            f"cannot listen on {host}, port {port}: {error.strerror or error}. "
+            "Fix: another --port, or --port 0 for any that is free."
+        )
+
+
+def _only_here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"
+
+
+def _address(host: str, port: int) -> str:
+    if host in ("0.0.0.0", "::"):  # every address of this machine, this one among them
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def _parameters(translator: Any) -> int:
+    import jax
+    from flax import nnx
+
+    return sum(leaf.size for leaf in jax.tree.leaves(nnx.split(translator.model)[1]))
+
+
+def _progress(done: int, of: int) -> None:
+    """On a terminal one line that counts, in a file one at the end."""
+    if sys.stderr.isatty():
+        typer.echo(f"\rcompiling: {done} of {of} shapes", err=True, nl=False)
+    if done == of:
+        typer.echo("\r" if sys.stderr.isatty() else "", err=True, nl=False)
+        _say(f"ready: {of} shapes are compiled.")
+
+
+def _optimized(done: int, of: int) -> None:
+    if done == of:
+        _say("fast: every shape has been compiled again, this time at leisure.")
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""`regard translate --in FILE --out FILE`: large files, translated in resumable parts."""

@@ -1,0 +1,1 @@
+"""Modules that own parameters and call `regard.attend`: Flax NNX, Flax Linen, interop."""

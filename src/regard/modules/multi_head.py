@@ -1,0 +1,291 @@
+"""Multi-head attention as a pure function of its parameters.
+
+Heads that share a score run as one `attend` call, with parameters of their own each. The sizes
+are decided in score_plan.py; the arrays belong to `regard.nnx` and `regard.linen`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from regard.attend import attend
+from regard.mask import Mask, resolve
+from regard.modules.cache import KVCache
+from regard.modules.parameters import Initializer, Learned, Parameter, Tree, matmul_precision_of
+from regard.score.contract import matmul_precision, promote
+from regard.shapes import Axes
+
+
+@dataclass(frozen=True)
+class Group:
+    """Heads that share a score; `name` is where their parameters are, None where there are none."""
+
+    name: str | None
+    heads: tuple[int, ...]
+    learned: Learned
+
+
+@dataclass(frozen=True)
+class MultiHead:
+    """The sizes of a multi-head attention, all decided and checked; made by `head_plan.plan`."""
+
+    num_heads: int
+    key_heads: int
+    query_features: int
+    key_features: int
+    value_features: int
+    query_head_features: int
+    key_head_features: int
+    value_head_features: int
+    out_features: int
+    groups: tuple[Group, ...]
+    use_bias: bool
+    kernel_init: Initializer
+    bias_init: Initializer
+
+    def parameters(self) -> dict[str, dict[str, Parameter]]:
+        """query, key, value (in, heads, width); out (heads, width, out); one entry a score."""
+        N, K = (self.num_heads, "heads"), (self.key_heads, "key_heads")
+        found = {
+            "query": self._into_heads(self.query_features, *N, self.query_head_features),
+            "key": self._into_heads(self.key_features, *K, self.key_head_features),
+            "value": self._into_heads(self.value_features, *K, self.value_head_features),
+            "out": self._out(),
+        }
+        for group in self.groups:
+            if group.name is not None and (own := group.learned.parameters()):
+                found[group.name] = own
+        return found
+
+    def init_cache(self, batch: int, max_len: int, dtype: Any) -> KVCache:
+        return KVCache.empty(
+            batch,
+            max_len,
+            key_heads=self.key_heads,
+            key_width=self.key_head_features,
+            value_width=self.value_head_features,
+            dtype=dtype,
+        )
+
+    def _into_heads(self, features: int, heads: int, axis: str, width: int) -> dict[str, Parameter]:
+        kernel = Parameter(
+            (features, heads, width),
+            ("embed", axis, "head_features"),
+            self.kernel_init,
+            (features, heads * width),
+        )
+        bias = Parameter((heads, width), (axis, "head_features"), self.bias_init)
+        return {"kernel": kernel} | ({"bias": bias} if self.use_bias else {})
+
+    def _out(self) -> dict[str, Parameter]:
+        N, V, out = self.num_heads, self.value_head_features, self.out_features
+        kernel = Parameter(
+            (N, V, out), ("heads", "head_features", "embed"), self.kernel_init, (N * V, out)
+        )
+        bias = Parameter((out,), ("embed",), self.bias_init)
+        return {"kernel": kernel} | ({"bias": bias} if self.use_bias else {})
+
+    def __call__(
+        self,
+        params: Tree,
+        query: Array,
+        key: Array | None = None,
+        value: Array | None = None,
+        *,
+        cache: KVCache | None = None,
+        valid_lens: Array | None = None,
+        mask: Mask | Array | None = None,
+        bias: Array | None = None,
+        dtype: Any = None,
+        precision: Any = None,
+        return_weights: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Project into heads, pool each, project out. Returns out, then weights, then cache."""
+        query, key, value = self._inputs(query, key, value)
+        single = query.ndim == 2
+        if single:
+            query, key, value = query[None], key[None], value[None]
+        found = _as_mask(mask, valid_lens, single)
+        if cache is None:
+            key, value = self._hide_padding(query, key, value, found)
+        if dtype is None:
+            dtype = promote(*(x.dtype for x in (query, key, value, *jax.tree.leaves(params))))
+        with matmul_precision_of(precision):
+            query = _into_heads(query, params["query"], dtype)  # [B, T, N, Hq]
+            key = _into_heads(key, params["key"], dtype)  # [B, S, K, Hk]
+            value = _into_heads(value, params["value"], dtype)  # [B, S, K, V]
+            late = None
+            if cache is not None:
+                late = _late(cache, query.shape[1])
+                found, cache = cache.mask(found, query.shape[1]), cache.append(key, value)
+                key, value = cache.key.astype(dtype), cache.value.astype(dtype)
+            pooled, *weights = self._pool(
+                params, query, key, value, found, bias, return_weights, options
+            )
+            out = _out_of_heads(pooled, params["out"], dtype)  # [B, T, out]
+        if late is not None:
+            out = jnp.where(late[None, :, None], jnp.nan, out)
+            weights = [jnp.where(late[None, None, :, None], jnp.nan, alpha) for alpha in weights]
+        if single:
+            out, weights = out[0], [alpha[0] for alpha in weights]
+        results = (out, *weights, *(() if cache is None else (cache,)))
+        return results if len(results) > 1 else out
+
+    def _hide_padding(
+        self, query: Array, key: Array, value: Array, mask: Mask
+    ) -> tuple[Array, Array]:
+        """Zeroes what no query may look at, before it is projected: `attend` zeroes it after, but
+        0 times a NaN there would be NaN in a kernel's gradient."""
+        axes = Axes(
+            4,
+            *(query.shape[0], query.shape[1], key.shape[1], self.num_heads, self.num_heads),
+            *(self.query_head_features, self.key_head_features, self.value_head_features),
+        )
+        if axes.empty() or (visible := resolve(mask, None, axes).visible_keys(axes)) is None:
+            return key, value
+        visible = visible.any(1)[..., None]  # [B|1, S, 1]
+        return jnp.where(visible, key, 0), jnp.where(visible, value, 0)
+
+    def _pool(
+        self,
+        params: Tree,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: Mask,
+        bias: Array | None,
+        return_weights: bool,
+        options: dict[str, Any],
+    ) -> tuple[Array, ...]:
+        """[B, T, N, V], and [B, N, T, S] where asked for, from every group, in order of heads."""
+        pooled: list[Array] = []
+        weights: list[Array] = []
+        rng = options.pop("dropout_rng", None)
+        for number, group in enumerate(self.groups):
+            heads, of_keys = group.heads, self._key_heads_of(group.heads)
+            own = params.get(group.name, {}) if group.name else {}
+            score, own_query = group.learned.score(own, _take(query, heads, 2))
+            found = attend(
+                own_query,
+                _take(key, of_keys, 2),
+                _take(value, of_keys, 2),
+                score=score,
+                mask=_mask_of_heads(mask, heads, self.num_heads),
+                bias=_pairs_of_heads(bias, heads, self.num_heads),
+                # Each group counts its heads from 0, so each needs random numbers of its own.
+                dropout_rng=rng if rng is None or number == 0 else jax.random.fold_in(rng, number),
+                return_weights=return_weights,
+                **options,
+            )
+            out, *alpha = found if return_weights else (found,)
+            pooled.append(out)
+            weights += alpha
+        order = [head for group in self.groups for head in group.heads]
+        back = tuple(order.index(head) for head in range(self.num_heads))
+        out = _take(jnp.concatenate(pooled, axis=2), back, 2)
+        if not return_weights:
+            return (out,)
+        return out, _take(jnp.concatenate(weights, axis=1), back, 1)
+
+    def _key_heads_of(self, heads: tuple[int, ...]) -> tuple[int, ...]:
+        """The key heads that these query heads look at, fewer where the queries still group."""
+        looked_at = [head * self.key_heads // self.num_heads for head in heads]
+        distinct = sorted(set(looked_at))
+        if len({looked_at.count(head) for head in distinct}) == 1:
+            return tuple(distinct)
+        return tuple(looked_at)
+
+    def _inputs(
+        self, query: Array, key: Array | None, value: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """Checked; a missing key is the query (self-attention), a missing value the key."""
+        if key is None and value is not None:
+            raise ValueError(
+                "MultiHeadAttention got a value without a key. Fix: (query), (query, key), or "
+                "(query, key, value)."
+            )
+        query = jnp.asarray(query)
+        key = query if key is None else jnp.asarray(key)
+        value = key if value is None else jnp.asarray(value)
+        ranks = {query.ndim, key.ndim, value.ndim}
+        widths = (query.shape[-1:], key.shape[-1:], value.shape[-1:])
+        wanted = (self.query_features,), (self.key_features,), (self.value_features,)
+        if ranks not in ({2}, {3}) or widths != wanted:
+            raise ValueError(
+                "MultiHeadAttention takes (T, features) or (B, T, features), here of query width "
+                f"{self.query_features}, key width {self.key_features} and value width "
+                f"{self.value_features}. Got query {list(query.shape)}, key {list(key.shape)}, "
+                f"value {list(value.shape)}. Fix: query_features, key_features and value_features "
+                "as the arrays have them."
+            )
+        return query, key, value
+
+
+def _into_heads(inputs: Array, params: Tree, dtype: Any) -> Array:
+    """[B, T, features] -> [B, T, heads, width]."""
+    out = jnp.einsum(
+        "bte,enh->btnh",
+        inputs.astype(dtype),
+        params["kernel"].astype(dtype),
+        precision=matmul_precision(dtype),
+    )
+    return out + params["bias"].astype(dtype)[None, None] if "bias" in params else out
+
+
+def _out_of_heads(pooled: Array, params: Tree, dtype: Any) -> Array:
+    """[B, T, N, V] -> [B, T, out]."""
+    out = jnp.einsum(
+        "btnv,nvo->bto", pooled, params["kernel"].astype(dtype), precision=matmul_precision(dtype)
+    )
+    return out + params["bias"].astype(dtype)[None, None] if "bias" in params else out
+
+
+def _late(cache: KVCache, count: int) -> Array | None:
+    """[T] bool: queries past the cache's end; None where that is known not to happen."""
+    if not isinstance(cache.length, jax.core.Tracer):
+        return None
+    return cache.positions(count) >= cache.max_len
+
+
+def _as_mask(mask: Mask | Array | None, valid_lens: Array | None, single: bool) -> Mask:
+    """One Mask; for a single example its lengths get the batch axis that the inputs got."""
+    if mask is None:
+        mask = Mask()
+    elif not isinstance(mask, Mask):
+        mask = Mask.boolean(jnp.asarray(mask))
+    if valid_lens is not None:
+        mask = mask & Mask.lengths(jnp.asarray(valid_lens))
+    if single:
+        mask = replace(
+            mask, lens=tuple(lens[None] if jnp.ndim(lens) else lens for lens in mask.lens)
+        )
+    return mask
+
+
+def _mask_of_heads(mask: Mask, heads: tuple[int, ...], num_heads: int) -> Mask:
+    return replace(
+        mask,
+        lens=tuple(_take(lens, heads, 1) if jnp.ndim(lens) == 3 else lens for lens in mask.lens),
+        arrays=tuple(_pairs_of_heads(array, heads, num_heads) for array in mask.arrays),
+    )
+
+
+def _pairs_of_heads(array: Any, heads: tuple[int, ...], num_heads: int) -> Any:
+    """What broadcasts to [B, N, T, S], for some of the heads."""
+    if array is None or jnp.ndim(array) < 3 or array.shape[-3] != num_heads:
+        return array
+    return _take(array, heads, jnp.ndim(array) - 3)
+
+
+def _take(array: Array, at: tuple[int, ...], axis: int) -> Array:
+    """array[..., at, ...]: a slice where `at` is one, nothing to do where it is everything."""
+    first, size = at[0], len(at)
+    if at != tuple(range(first, first + size)):
+        return jnp.take(array, jnp.asarray(at), axis=axis)
+    if size == array.shape[axis]:
+        return array
+    return jax.lax.slice_in_dim(array, first, first + size, axis=axis)

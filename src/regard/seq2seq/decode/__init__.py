@@ -1,0 +1,1 @@
+"""Search: from a trained model and a batch of sentences to the best hypotheses."""

@@ -1,0 +1,101 @@
+"""Sentences of any lengths as batches of a few fixed shapes: each new shape has to be compiled."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+# Fewer than training has: a wider batch costs little more to translate, a new shape seconds.
+WIDTHS = (16, 32, 64, 96)
+WASTE = 8  # a shape that is compiled already may be so many times larger than what is needed
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sentences to be translated together.
+
+    Attributes:
+        members: their positions among the lengths.
+        rows: of the batch, at least as many as members.
+        width: of the batch, at least as long as the longest.
+    """
+
+    members: tuple[int, ...]
+    rows: int
+    width: int
+
+
+def groups(
+    lengths: Sequence[int],
+    *,
+    tokens: int,
+    known: Collection[tuple[int, int]] = (),
+    whole: bool = False,
+) -> list[Group]:
+    """Groups sentences by length.
+
+    A batch has one of the widths 16, 32, 64 and 96, beyond these a power of two, and
+    `tokens // width` rows, rounded down to a power of two. What does not fill a batch goes on to
+    the next width in use; what is left in the end is one smaller batch, its rows a power of two.
+
+    Example:
+        >>> from regard.seq2seq.decode.few_shapes import groups
+        >>> for group in groups([5, 30, 6, 7, 300], tokens=32):
+        ...     print(group.members, group.rows, group.width)
+        (0, 2) 2 16
+        (3,) 1 32
+        (1,) 1 32
+        (4,) 1 512
+
+    Args:
+        lengths: tokens of each sentence, <eos> included.
+        tokens: how many places a batch has, padding included.
+        known: (rows, width) that are compiled; one of them is taken where it is not much larger.
+        whole: the last batch is as large as the others of its width: one shape for each width, and
+            what is known makes no difference.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: lengths[index])
+    shapes = set(known)
+    found: list[Group] = []
+    waiting: list[int] = []
+    for place, index in enumerate(order):
+        width = width_for(lengths[index])
+        waiting.append(index)
+        last = place + 1 == len(order)
+        full = _power_below(max(tokens // width, 1))
+        # The next one is wider, or there is none, or the batch is full.
+        if not last and width_for(lengths[order[place + 1]]) == width and len(waiting) < full:
+            continue
+        while len(waiting) >= full:
+            found.append(Group(tuple(waiting[:full]), full, width))
+            shapes.add((full, width))
+            del waiting[:full]
+        if last and waiting:
+            rows, width = (full, width) if whole else _shape_for(len(waiting), width, shapes)
+            found.append(Group(tuple(waiting), rows, width))
+    return found
+
+
+def width_for(length: int) -> int:
+    """The narrowest width that a sentence fits into.
+
+    Example:
+        >>> [width_for(length) for length in (1, 17, 96, 97)]
+        [16, 32, 96, 128]
+    """
+    return next((width for width in WIDTHS if length <= width), _power_above(length))
+
+
+def _shape_for(count: int, width: int, known: Collection[tuple[int, int]]) -> tuple[int, int]:
+    """A known shape that is large enough and not much too large, or a new one."""
+    rows = _power_above(count)
+    fitting = [(r * w, r, w) for r, w in known if count <= r and width <= w]
+    if fitting and min(fitting)[0] <= WASTE * rows * width:
+        _, rows, width = min(fitting)
+    return rows, width
+
+
+def _power_above(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def _power_below(number: int) -> int:
+    return 1 << (number.bit_length() - 1)

@@ -1,0 +1,120 @@
+"""What the model wrote for the parts of a text, put together as the text's translations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from regard.seq2seq.alignment import word_weights
+from regard.seq2seq.decode.hypotheses import by_length
+from regard.seq2seq.text.tokenizer import Encoded, Tokenizer
+from regard.seq2seq.translation import Translation
+
+
+@dataclass(frozen=True)
+class Part:
+    """The tokens [start, stop) of the text with some number."""
+
+    text: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """One hypothesis of a part.
+
+    Attributes:
+        tokens: [T], <eos> included.
+        attention: [T, S], the weights that each token was written with.
+        score: what it is ranked by.
+        log_prob: log p(tokens | part).
+    """
+
+    tokens: np.ndarray
+    attention: np.ndarray
+    score: float
+    log_prob: float
+
+
+def joined(
+    source: Encoded,
+    found: Sequence[tuple[Part, Sequence[Written]]],
+    target: Tokenizer,
+    length_penalty: float,
+    replace_unknown: bool,
+) -> list[Translation]:
+    """The translations of one text, the best first.
+
+    The k-th is made of the k-th of each part. Its log-probability is the sum of theirs, its score
+    what the search would have given to the whole.
+
+    Args:
+        source: the text.
+        found: its parts in their order, each with what was written for it, the best first.
+        target: reads what was written.
+        length_penalty: as in `SearchOptions`.
+        replace_unknown: as in `Translator.translate`.
+    """
+    if not found:
+        return [Translation.empty()]
+    translations = []
+    for k in range(max(len(written) for _, written in found)):
+        chosen = [(part, written[min(k, len(written) - 1)]) for part, written in found]
+        read = [_read(source, *one, target, replace_unknown) for one in chosen]
+        words = tuple(word for one in read for word in one.words)
+        # Most of it is never touched where the parts are many, and takes no memory.
+        weights = np.zeros((len(words), len(source.words)))
+        row = 0
+        for one in read:
+            T, S = one.weights.shape
+            weights[row : row + T, one.column : one.column + S] = one.weights
+            row += T
+        log_prob = sum(written.log_prob for _, written in chosen)
+        score = chosen[0][1].score
+        if len(chosen) > 1:
+            tokens = sum(len(written.tokens) for _, written in chosen)
+            score = by_length(log_prob, tokens, length_penalty)
+        text = " ".join(one.text for one in read if one.text)
+        translations.append(Translation(source.words, words, weights, text, score, log_prob))
+    return sorted(translations, key=lambda one: -one.score)
+
+
+def padded(weights: np.ndarray, T: int, S: int) -> np.ndarray:
+    """Zeros for words behind the last one that has a token.
+
+    Example:
+        >>> import numpy as np
+        >>> padded(np.ones((1, 1)), 1, 2)
+        array([[1., 0.]])
+    """
+    if weights.shape == (T, S):  # nearly always, and np.pad takes its time to find out
+        return weights
+    return np.pad(weights, [(0, T - weights.shape[0]), (0, S - weights.shape[1])])
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A part's translation; its weights are those of the source words from `column` on."""
+
+    text: str
+    words: tuple[str, ...]
+    weights: np.ndarray
+    column: int
+
+
+def _read(
+    source: Encoded, part: Part, written: Written, target: Tokenizer, replace_unknown: bool
+) -> _Read:
+    decoded = target.decode(written.tokens)
+    of_token = source.word_of_token[part.start : part.stop]
+    column = of_token[0]
+    own = [word - column for word in of_token]
+    weights = word_weights(written.attention, own, decoded.word_of_token)
+    weights = padded(weights, len(decoded.words), weights.shape[1])
+    split = decoded.split
+    if replace_unknown:
+        looked = {j: int(weights[j].argmax()) for j in decoded.unknown if weights[j].any()}
+        split = split.with_words({j: source.words[column + i] for j, i in looked.items()})
+    there = [j for j, word in enumerate(split.words) if word]  # a mark alone is no word
+    return _Read(split.text, tuple(split.words[j] for j in there), weights[there], column)

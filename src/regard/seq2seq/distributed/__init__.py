@@ -1,0 +1,1 @@
+"""Several devices and several processes: who takes part, and who holds what."""

@@ -1,0 +1,1 @@
+"""The network: embeddings, encoder, attention, decoder, vocabulary; and its files."""

@@ -1,0 +1,176 @@
+"""The model's configuration: every size and choice that its weights depend on, saved as JSON."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from regard.seq2seq.text.vocabulary import SPECIAL
+
+ATTENTIONS = ("additive", "dot", "bilinear", "gaussian", "none")
+CELLS = ("gru", "lstm")
+TIES = ("none", "target", "all")
+QUERIES = ("state", "token", "conditional")
+DTYPES = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a `Model` is made of.
+
+    Example:
+        >>> from regard.seq2seq.model.config import Config
+        >>> config = Config(source_vocab=8000, target_vocab=8000, attention="bilinear")
+        >>> Config.from_json(config.to_json()) == config
+        True
+
+    Attributes:
+        source_vocab: how many source tokens there are, pad, unk, bos and eos among them.
+        target_vocab: how many target tokens there are.
+        embedding: the width of the embeddings, and of the output layer before the vocabulary.
+        encoder: the width of each of the encoder's two directions; an annotation is twice as wide.
+        decoder: the width of the decoder's state.
+        encoder_layers: bidirectional layers, one on top of the other.
+        decoder_layers: layers of the decoder; the topmost state is the query.
+        cell: "gru" or "lstm".
+        attention: the score, "additive", "dot", "bilinear" or "gaussian"; or "none": the context
+            is the encoder's last states, the same at every step. Dot and Gaussian compare states
+            as they are, so they need decoder = 2 · encoder.
+        attention_width: the additive score's hidden width h; None: the decoder's width.
+        query: what the decoder asks with. "state": s, Bahdanau's, which has not read the token
+            written last; "token": s + W y; "conditional": s after a GRU (or LSTM) of its own has
+            read y, and another one then reads the context, as in Nematus and LIUM's nmtpy: both in
+            the first layer, whose state asks then. Without attention there is no query.
+        tie: "none"; "target": the target embedding is also the output layer's kernel; "all": the
+            source embedding too (one joint vocabulary).
+        embedding_dropout: on the source embeddings. This one and the next two are where LIUM's
+            nmtpy has dropout (`dropout_emb`, `dropout_ctx`, `dropout_out`).
+        annotation_dropout: on the encoder's states, before the decoder sees them.
+        output_dropout: before the vocabulary's projection.
+        target_dropout: on the target embeddings; nmtpy has none there.
+        layer_dropout: between stacked layers.
+        dtype: of the matrix products: "float32", "bfloat16", or "auto": bfloat16 on a GPU, float32
+            elsewhere. Parameters, states, softmax and loss are float32 always.
+    """
+
+    source_vocab: int
+    target_vocab: int
+    embedding: int = 256
+    encoder: int = 256
+    decoder: int = 512
+    encoder_layers: int = 1
+    decoder_layers: int = 1
+    cell: str = "gru"
+    attention: str = "additive"
+    attention_width: int | None = None
+    query: str = "state"
+    tie: str = "target"
+    embedding_dropout: float = 0.3
+    annotation_dropout: float = 0.5
+    output_dropout: float = 0.5
+    target_dropout: float = 0.0
+    layer_dropout: float = 0.3
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        # A file may have anything in it: kinds first, so that what follows can compare.
+        sizes = ("source_vocab", "target_vocab", "embedding", "encoder", "decoder")
+        for name in (*sizes, "encoder_layers", "decoder_layers", "attention_width"):
+            size = getattr(self, name)
+            if type(size) is not int and (name, size) != ("attention_width", None):
+                raise ValueError(f"{name} must be an integer. Got {size!r}.")
+        for name in ("embedding", "encoder", "decoder", "encoder_layers", "decoder_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1. Got {getattr(self, name)}.")
+        for name in ("source_vocab", "target_vocab"):
+            if getattr(self, name) <= len(SPECIAL):
+                raise ValueError(
+                    f"{name} must count at least pad, unk, bos, eos and one token. "
+                    f"Got {getattr(self, name)}."
+                )
+        choices = {
+            "cell": CELLS,
+            "attention": ATTENTIONS,
+            "query": QUERIES,
+            "tie": TIES,
+            "dtype": DTYPES,
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                listed = ", ".join(repr(choice) for choice in known)
+                raise ValueError(f"{name} must be one of {listed}. Got {getattr(self, name)!r}.")
+        for name in ("embedding", "annotation", "output", "target", "layer"):
+            rate = getattr(self, f"{name}_dropout")
+            if type(rate) not in (int, float) or not 0.0 <= rate < 1.0:
+                raise ValueError(f"{name}_dropout must be a number in [0, 1). Got {rate!r}.")
+        if self.attention in ("dot", "gaussian") and self.decoder != 2 * self.encoder:
+            raise ValueError(
+                f"attention {self.attention!r} compares the decoder's state with the encoder's, so "
+                f"decoder must be 2 · encoder. Got decoder {self.decoder}, encoder {self.encoder}. "
+                f"Fix: decoder={2 * self.encoder}, or attention='bilinear'."
+            )
+        if self.tie == "all" and self.source_vocab != self.target_vocab:
+            raise ValueError(
+                "tie='all' needs one vocabulary for both languages. Got source_vocab "
+                f"{self.source_vocab}, target_vocab {self.target_vocab}. Fix: a joint tokenizer, "
+                "or tie='target'."
+            )
+
+    @property
+    def annotation(self) -> int:
+        """The width of the encoder's states: both directions side by side."""
+        return 2 * self.encoder
+
+    @property
+    def compute_dtype(self) -> Any:
+        """The dtype of matrix products on this machine."""
+        if self.dtype != "auto":
+            return jax.numpy.dtype(self.dtype)
+        return jax.numpy.dtype("bfloat16" if jax.default_backend() == "gpu" else "float32")
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = "the configuration") -> "Config":
+        """The inverse of to_json.
+
+        Args:
+            text: the JSON.
+            origin: what error messages call it, the file's name say.
+        """
+        return cls(**read_fields(cls, text, origin))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Config":
+        """Reads a file that to_json's text was written to."""
+        return cls.from_json(Path(path).read_text(encoding="utf-8"), str(path))
+
+
+def read_fields(cls: type, text: str, origin: str) -> dict[str, Any]:
+    """The fields of a dataclass from JSON; what is missing or unknown is an error that says so."""
+    try:
+        given = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{origin} is not JSON: {error}. Fix: restore or retrain.") from None
+    if not isinstance(given, dict):
+        raise ValueError(f"{origin} must be a JSON object. Got {type(given).__name__}.")
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    unknown = sorted(given.keys() - fields.keys())
+    missing = sorted(
+        name
+        for name, field in fields.items()
+        if name not in given
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    )
+    if unknown or missing:
+        raise ValueError(
+            f"{origin} does not describe a {cls.__name__} of this version of regard: "
+            f"unknown fields {unknown}, missing fields {missing}. "
+            "Fix: use the version that wrote it, or train again."
+        )
+    return given

@@ -1,0 +1,1 @@
+"""Training: settings, batches, steps, validation, checkpoints and the run folder."""

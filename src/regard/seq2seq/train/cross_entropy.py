@@ -1,0 +1,163 @@
+"""The loss over a vocabulary, without an array of tokens × vocabulary in memory.
+
+Projection, softmax, loss and their gradients are made together for a few hundred tokens at a
+time, while the logits are still in cache, and only for tokens that count: padding costs nothing.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from regard.score.contract import accumulation_dtype
+
+# Logits that are held at once: on a CPU what its cache takes, on a GPU as good as all.
+_AT_ONCE = {"cpu": 5 << 20}
+_AT_ONCE_ELSEWHERE = 1 << 28
+# Rows of the chunks that take what is left over by the large ones, whose rows are a multiple.
+SMALL = 64
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def cross_entropy(
+    readout: Array, kernel: Array, bias: Array, labels: Array, counts: Array, smoothing: float = 0.0
+) -> tuple[Array, Array]:
+    """The sum over tokens of the label-smoothed loss, and of −log p(label) itself.
+
+        loss = −(1 − ε) log p(label) − ε/V Σ_v log p(v),    p = softmax(readout kernelᵀ + bias)
+
+    Szegedy et al. 2016, section 7. Only the first of the two sums is differentiable.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from regard.seq2seq.train.cross_entropy import cross_entropy
+        >>> readout, labels = jnp.zeros((3, 4)), jnp.array([1, 2, 0])
+        >>> counts = jnp.array([True, True, False])  # the third is padding
+        >>> loss, nll = cross_entropy(readout, jnp.ones((5, 4)), jnp.zeros(5), labels, counts, 0.1)
+        >>> bool(jnp.allclose(jnp.array([loss, nll]), 2 * jnp.log(5.0)))
+        True
+
+    Args:
+        readout: [N, E], one row per token.
+        kernel: [V, E], the output embedding.
+        bias: [V].
+        labels: [N] integers below V.
+        counts: [N] bool, which tokens count; the others' readouts reach nothing.
+        smoothing: ε.
+    """
+    return _in_chunks(readout, kernel, bias, labels, counts, smoothing, False)[0]
+
+
+def _forward(
+    readout: Array, kernel: Array, bias: Array, labels: Array, counts: Array, smoothing: float
+) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
+    # The gradient is linear in the loss's cotangent, a scalar: it can be made here already.
+    return _in_chunks(readout, kernel, bias, labels, counts, smoothing, True)
+
+
+def _backward(
+    smoothing: float, gradients: tuple[Array, Array, Array], d_sums: tuple[Array, Array]
+) -> tuple[Array | None, ...]:
+    d_readout, d_kernel, d_bias = (g * d_sums[0].astype(g.dtype) for g in gradients)
+    return d_readout, d_kernel, d_bias, None, None
+
+
+cross_entropy.defvjp(_forward, _backward)
+
+
+def _in_chunks(
+    readout: Array,
+    kernel: Array,
+    bias: Array,
+    labels: Array,
+    counts: Array,
+    smoothing: float,
+    with_gradients: bool,
+) -> tuple:
+    """The two sums, and where asked for the gradients, a chunk of tokens at a time."""
+    N, E = readout.shape
+    at_once = _AT_ONCE.get(jax.default_backend(), _AT_ONCE_ELSEWHERE)
+    large = max(at_once // kernel.shape[0] // SMALL * SMALL, SMALL)
+    part = functools.partial(_chunk, smoothing=smoothing, with_gradients=with_gradients)
+    if large >= N:
+        loss, nll, gradients = part(readout, kernel, bias, labels, counts)
+        return (loss, nll), _as(gradients, (readout, kernel, bias))
+    # Tokens that count come first, so that the loop can stop after them.
+    order = jnp.argsort(~counts, stable=True)
+    room = -(-N // SMALL) * SMALL
+    padded = jnp.pad(order, (0, room - N), constant_values=N)  # N is no row: out of bounds
+    rows = jnp.take(readout, padded, axis=0, mode="fill", fill_value=0)  # [room, E]
+    labels = jnp.take(labels, padded, mode="fill", fill_value=0)
+    total = counts.sum(dtype=jnp.int32)
+
+    def body(chunk: int, state: tuple) -> tuple:
+        start, loss, nll, sums = state
+        here = jax.lax.dynamic_slice_in_dim(rows, start, chunk)
+        there = jax.lax.dynamic_slice_in_dim(labels, start, chunk)
+        counted = start + jnp.arange(chunk, dtype=jnp.int32) < total
+        more_loss, more_nll, more = part(here, kernel, bias, there, counted)
+        if with_gradients:
+            sums = (
+                jax.lax.dynamic_update_slice_in_dim(sums[0], more[0], start, 0),
+                sums[1] + more[1],
+                sums[2] + more[2],
+            )
+        return start + chunk, loss + more_loss, nll + more_nll, sums
+
+    wide = accumulation_dtype(kernel.dtype)
+    sums = tuple(jnp.zeros(like.shape, wide) for like in (rows, kernel, bias))
+    zero = jnp.zeros((), wide)
+    state = (jnp.zeros((), jnp.int32), zero, zero, sums if with_gradients else ())
+    # Large chunks while they are full, then small ones, so that few rows are computed for nothing.
+    for chunk, spare in ((large, large - 1), (SMALL, 0)):
+
+        def more_to_do(state: tuple, spare: int = spare) -> Array:
+            return state[0] + spare < total
+
+        state = jax.lax.while_loop(more_to_do, functools.partial(body, chunk), state)
+    _, loss, nll, sums = state
+    if not with_gradients:
+        return (loss, nll), ()
+    back = jnp.zeros((N, E), wide).at[order].set(sums[0][:N], unique_indices=True)
+    return (loss, nll), _as((back, *sums[1:]), (readout, kernel, bias))
+
+
+def _as(arrays: tuple, like: tuple) -> tuple:
+    """Each in the dtype of its counterpart."""
+    return tuple(a.astype(b.dtype) for a, b in zip(arrays, like, strict=bool(arrays)))
+
+
+def _chunk(
+    readout: Array,
+    kernel: Array,
+    bias: Array,
+    labels: Array,
+    counts: Array,
+    smoothing: float,
+    with_gradients: bool,
+) -> tuple[Array, Array, tuple]:
+    """Loss, −log p and gradients of one chunk of tokens, [C, E]."""
+    V = kernel.shape[0]
+    wide = accumulation_dtype(kernel.dtype)
+    weight = counts.astype(wide)[:, None]  # [C, 1]
+    readout = jnp.where(counts[:, None], readout, 0).astype(kernel.dtype)
+    logits = jnp.matmul(readout, kernel.T, preferred_element_type=wide) + bias[None].astype(wide)
+    top = logits.max(-1, keepdims=True)
+    log_total = top + jnp.log(jnp.exp(logits - top).sum(-1, keepdims=True))  # [C, 1]
+    label = jnp.take_along_axis(logits, labels[:, None], axis=-1)  # [C, 1]
+    nll = ((log_total - label) * weight).sum()
+    mean = logits.mean(-1, keepdims=True) if smoothing else label
+    loss = ((log_total - (1.0 - smoothing) * label - smoothing * mean) * weight).sum()
+    if not with_gradients:
+        return loss, nll, ()
+    at_label = jnp.arange(V, dtype=labels.dtype)[None, :] == labels[:, None]  # [C, V]
+    target = jnp.where(at_label, 1.0 - smoothing + smoothing / V, smoothing / V)
+    d_logits = ((jnp.exp(logits - log_total) - target) * weight).astype(kernel.dtype)
+    # As a product: a CPU sums along the first axis ten times slower.
+    d_bias = jnp.matmul(
+        jnp.ones((1, readout.shape[0]), kernel.dtype), d_logits, preferred_element_type=wide
+    )[0]
+    d_kernel = jnp.matmul(d_logits.T, readout, preferred_element_type=wide)
+    d_readout = jnp.matmul(d_logits, kernel, preferred_element_type=wide)
+    return loss, nll, (d_readout, d_kernel, d_bias)

@@ -1,0 +1,84 @@
+"""Why a loss or a gradient is not finite: which array was the first."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from regard.seq2seq.model.named_arrays import to_named
+from regard.seq2seq.model.translation_model import Model
+
+
+class NonFiniteError(FloatingPointError):
+    """A loss or gradient that is not finite; the message says at which step and why."""
+
+
+def cause_of(model: Model, batch: Any, smoothing: float) -> str:
+    """Runs a step's parts one after the other, without dropout, until one is not finite.
+
+    Args:
+        model: with the parameters of before the step.
+        batch: the step's.
+        smoothing: label smoothing ε.
+
+    Returns:
+        A clause: "the encoder's annotations are not finite, …".
+    """
+    graph, params = nnx.split(model)
+    bad = _not_finite(to_named(params))
+    if bad:
+        return f"parameters are not finite: {bad}"
+
+    for name, array in zip(_PARTS, _parts(graph, params, batch), strict=True):
+        if not np.isfinite(np.asarray(array, np.float32)).all():
+            return f"{name} are not finite; {_largest(params)}"
+    value, grads = _loss_and_gradient(graph, smoothing, params, batch)
+    if not np.isfinite(value):
+        return f"the loss of finite logits is {float(value)}; {_largest(params)}"
+    bad = _not_finite(to_named(grads))
+    if bad:
+        return f"the loss is finite, its gradient is not: {bad}"
+    return (
+        "without dropout, loss and gradient are finite: the sum of squares of the gradient, or "
+        f"what dropout scaled up, is not; {_largest(params)}"
+    )
+
+
+# In the order in which they are made: the first that is not finite is the cause of the others.
+_PARTS = (
+    "the encoder's annotations",
+    "the attention's keys",
+    "the decoder's readouts",
+    "the logits",
+)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _parts(graph: Any, params: Any, batch: Any) -> tuple:
+    model = nnx.merge(graph, params)
+    memory = model.encode(batch.source, batch.source_lens)
+    readout, _ = model.decode(memory, batch.target_in)
+    keys = 0.0 if memory.keys is None else memory.keys
+    return memory.annotations, keys, readout, model.logits(readout)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _loss_and_gradient(graph: Any, smoothing: float, params: Any, batch: Any) -> tuple:
+    def loss(params: Any) -> Any:
+        return nnx.merge(graph, params).loss(batch, smoothing=smoothing)[0]
+
+    return jax.value_and_grad(loss)(params)
+
+
+def _not_finite(named: dict[str, np.ndarray]) -> str:
+    bad = [name for name, array in named.items() if not np.isfinite(array).all()]
+    return ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if bad[4:] else "")
+
+
+def _largest(params: Any) -> str:
+    named = to_named(jax.tree.map(lambda x: jnp.abs(x).max(), params))
+    name = max(named, key=lambda name: float(named[name]))
+    return f"the largest parameter is {float(named[name]):.3g}, in {name}"

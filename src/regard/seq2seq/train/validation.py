@@ -1,0 +1,129 @@
+"""How well the model does on sentences it is not trained on: loss, translations, BLEU."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import jax
+import numpy as np
+from flax import nnx
+
+from regard.seq2seq.decode import programs
+from regard.seq2seq.decode.search import Hypotheses, SearchOptions
+from regard.seq2seq.distributed.devices import DataParallel
+from regard.seq2seq.distributed.hosts import Hosts
+from regard.seq2seq.model.translation_model import Model
+from regard.seq2seq.train.compiler_options import usual
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What to validate on.
+
+    Attributes:
+        batches: a list of `Batch`, or `Batches(..., shuffle=False)`; read once, and kept.
+        bleu: translations as lists of token ids without <eos>, in the order of the pairs, to a
+            score, the higher the better; None: no translations are made.
+        search: how to translate; beam=1 is greedy.
+    """
+
+    batches: Iterable[Any]
+    bleu: Callable[[list[list[int]]], float] | None = None
+    search: SearchOptions = field(default_factory=lambda: SearchOptions(beam=1))
+
+
+def translate_batches(
+    model: Model, batches: Iterable[Any], search: SearchOptions = SearchOptions()
+) -> list[list[int]]:
+    """The best translation of every sentence, as token ids without <eos>.
+
+    Args:
+        model: the translator.
+        batches: of which only source and source_lens are read.
+        search: how to search.
+
+    Returns:
+        In the order of the pairs where the batches know it (`with_indices`), otherwise in the
+        order in which they come; rows of padding are left out.
+    """
+    return _translate(model, _indexed(batches), search)
+
+
+def _translate(
+    model: Model, indexed: Iterable[tuple[np.ndarray, Any]], search: SearchOptions
+) -> list[list[int]]:
+    found: list[tuple[int, list[int]]] = []
+    for indices, batch in indexed:
+        best = programs.search(model, batch.source, batch.source_lens, search, 1, hurry=False)
+        found += [
+            (int(index), ids)
+            for index, ids in zip(indices, ids_of(best), strict=True)
+            if index >= 0
+        ]
+    return [ids for _, ids in sorted(found, key=lambda pair: pair[0])]
+
+
+def ids_of(found: Hypotheses) -> list[list[int]]:
+    """The best hypothesis of each row as a list of token ids, <eos> left out."""
+    tokens, lens = np.asarray(found.tokens[:, 0]), np.asarray(found.lens[:, 0])
+    return [row[: max(n - 1, 0)].tolist() for row, n in zip(tokens, lens, strict=True)]
+
+
+class Validator:
+    """Runs a validation, compiled once for each shape of batch.
+
+    Args:
+        graph: the model's structure, of nnx.split.
+        validation: what to validate on.
+        parallel: the devices that share the loss.
+        hosts: the processes, of which the first translates.
+    """
+
+    def __init__(
+        self, graph: Any, validation: Validation, parallel: DataParallel, hosts: Hosts = Hosts()
+    ) -> None:
+        self.graph, self.validation, self.parallel, self.hosts = graph, validation, parallel, hosts
+        self.indexed = list(_indexed(validation.batches))
+        if not self.indexed:
+            raise ValueError("a validation needs batches. Got none.")
+
+        def sums(params: Any, batch: Any, rng: None) -> Any:
+            _, nll, count = nnx.merge(graph, params).loss(batch)
+            return nll, count
+
+        self._sums = jax.jit(parallel.over_rows(sums), compiler_options=usual())
+
+    def __call__(self, params: Any) -> tuple[float, float | None]:
+        """−log p per token, and BLEU or None."""
+        batches = (self.parallel.share(batch) for _, batch in self.indexed)
+        sums = [self._sums(params, batch, None) for batch in batches]
+        nll, count = (sum(float(part) for part in parts) for parts in zip(*sums, strict=True))
+        bleu = None
+        if self.validation.bleu is not None:
+            # On one device: search is no part of what they share.
+            here = self.parallel.here(params)
+            bleu = self.hosts.first(lambda: self._bleu(nnx.merge(self.graph, here)))
+        return nll / max(count, 1.0), bleu
+
+    def _bleu(self, model: Model) -> float:
+        score = cast(Callable, self.validation.bleu)
+        return float(score(_translate(model, self.indexed, self.validation.search)))
+
+    def first(self) -> Any:
+        """A batch to sample a translation from."""
+        return self.indexed[0][1]
+
+
+def _indexed(batches: Any) -> Iterator[tuple[np.ndarray, Any]]:
+    """Batches with each row's place among the pairs, −1 for padding."""
+    if hasattr(batches, "with_indices"):
+        yield from batches.with_indices()
+        return
+    seen = 0
+    for batch in batches:
+        lens = np.asarray(batch.source_lens)
+        count = int((lens > 0).sum())
+        indices = np.full(len(lens), -1)
+        indices[lens > 0] = np.arange(seen, seen + count)
+        seen += count
+        yield indices, batch
