@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
+from regard import placement
 from regard.attend import _pool
-from regard.pool import cudnn, request
-from regard.pool.request import Device
+from regard.placement import Device
+from regard.pool import cudnn
 from regard.score.contract import Lift, Score, inner_products
 
 HOPPER = Device("gpu", (9, 0))
@@ -21,7 +22,7 @@ def on_hopper():
     """A call is chosen for, and may be lowered for, a GPU that is not here."""
     with pytest.MonkeyPatch.context() as patch:
         cudnn._refusal_of_jax.cache_clear()
-        patch.setattr(request, "_described", lambda device: HOPPER)
+        patch.setattr(placement, "_described", lambda device: HOPPER)
         patch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91900)
         patch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda target: True)
         try:

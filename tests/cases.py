@@ -18,8 +18,8 @@ import numpy as np
 import oracle
 import regard
 from regard.pool import layout
+from regard.pool.kernels.block_shapes import Blocks, forced_blocks
 from regard.pool.pallas import interpreted
-from regard.pool.wide_kernel.blocks import Blocks, forced_blocks
 from regard.score.additive import lift_anywhere
 
 # ---------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ import importlib.metadata
 
 from regard.attend import attend, explain, masked_softmax, scores, weights
 from regard.mask import Mask
-from regard.normalize import Cone, Hard, Kernel, Softmax, Sparsemax, Uniform
-from regard.score import Additive, Bilinear, Dot, Gaussian, Score
+from regard.modules.cache import KVCache
+from regard.normalize import Cone, Hard, Kernel, Normalizer, Softmax, Sparsemax, Uniform
+from regard.score import Additive, Bilinear, Dot, Gaussian, Lift, Score
 from regard.summary import Summary, attention_map, summarize
 
 try:
@@ -27,6 +28,7 @@ __all__ = [
     "attention_map",
     "Summary",
     "Score",
+    "Lift",
     "Dot",
     "Gaussian",
     "Bilinear",
@@ -38,4 +40,6 @@ __all__ = [
     "Cone",
     "Hard",
     "Uniform",
+    "Normalizer",
+    "KVCache",
 ]

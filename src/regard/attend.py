@@ -1,38 +1,91 @@
-"""attend and weights: check the arguments, then score -> mask -> normalize -> pool.
+"""attend, weights, scores, explain: check, choose, run. No backend is named here.
 
-The checks are in front_door.py; `_pool` and `_weights` below are the pipeline.
+front_door.py checks the arguments, pool/choose.py picks a backend, and `_pool` and `_weights` run
+it: score -> mask -> normalize -> pool.
 """
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Hashable, Sequence
+from typing import Any, Literal, NamedTuple, Unpack, cast, overload
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.explicit import explicit_mesh, lie_as_queries
-from regard.front_door import prepare
+from regard.front_door import Pipeline, prepare
 from regard.mask import Mask, resolve
 from regard.normalize import Normalizer, Softmax
-from regard.pool.blockwise import blockwise
-from regard.pool.choose import Choice
-from regard.pool.cudnn import cudnn, skips_padding, static_scale
-from regard.pool.layout import forced_tiling
-from regard.pool.pallas import Target, pallas
+from regard.placement import Device, device_of, explicit_mesh, on_device, shard_as_queries
+from regard.pool.backend import Backend, Request
+from regard.pool.choose import Choice, choose
 from regard.pool.problem import Problem
-from regard.pool.reference import dense_weights, reference, reference_scores
-from regard.pool.request import Ring
-from regard.pool.ring import ring, ring_of
-from regard.pool.tiles import Tiling
-from regard.pool.ways import blockwise_weights
+from regard.pool.reference import dense_weights
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Score, accumulation_dtype
 from regard.score.dot import Dot
 from regard.shapes import check, check_scores
 
 
+class Options(Pipeline, total=False):
+    """The keywords of `attend` that do not change what it returns."""
+
+    dropout_rate: float
+    dropout_rng: Array | None
+    implementation: str | Sequence[str] | None
+    mesh: Any
+    sequence_axis: str | None
+
+
+@overload
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    return_weights: Literal[False] = ...,
+    return_lifted: Literal[False] = ...,
+    **options: Unpack[Options],
+) -> Array: ...
+@overload
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    return_weights: Literal[True],
+    return_lifted: Literal[False] = ...,
+    **options: Unpack[Options],
+) -> tuple[Array, Array]: ...
+@overload
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    return_weights: Literal[False] = ...,
+    return_lifted: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[Array, Array]: ...
+@overload
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    return_weights: Literal[True],
+    return_lifted: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[Array, Array, Array]: ...
+@overload
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    return_weights: bool = ...,
+    return_lifted: bool = ...,
+    **options: Unpack[Options],
+) -> Any: ...
 def attend(
     query: Array,
     key: Array,
@@ -54,8 +107,8 @@ def attend(
     """Attention pooling: out_t = sum_s alpha(q_t, k_s) v_s.
 
     The weights alpha come from a score a(q, k), a mask, and a normalizer (the weight regime).
-    A query that may look at nothing gets weights 0, output 0 and gradient 0, never NaN; NaN
-    and Inf in keys and values that nobody may look at reach nothing.
+    A query whose row is empty (every key is masked) gets weights 0, output 0 and gradient 0, never
+    NaN; NaN and Inf in keys and values that every query masks reach no output and no gradient.
 
     Example:
         >>> import jax.numpy as jnp, regard
@@ -78,8 +131,8 @@ def attend(
         normalize: Softmax, Sparsemax, Hard, Uniform, Kernel(f) or Cone(f).
         dropout_rate: inverted dropout on the weights, in [0, 1).
         dropout_rng: a JAX key; needed when dropout_rate > 0.
-        implementation: None picks; "reference", "blockwise", "cudnn", "pallas", or a sequence of
-            them in order of preference. `explain` tells which and why.
+        implementation: None picks; "reference", "blockwise", "cudnn", "pallas", "ring", or a
+            sequence of them in order of preference. `explain` tells which and why.
         mesh, sequence_axis: shards T and S over this axis of the mesh and pools by ring
             attention, whatever T and S are; for masks by lengths, causal order and windows.
             Without a mesh, the one of jax.set_mesh. Inside your own shard_map over that axis,
@@ -97,44 +150,17 @@ def attend(
         ValueError, TypeError: the rule, every array with its shape, the fix.
         NotImplementedError: a named implementation cannot do this; the message says what.
     """
+    options: dict[str, Any] = dict(normalize=normalize, dropout_rate=dropout_rate)
+    options |= dict(mesh=mesh, sequence_axis=sequence_axis)
+    arrays: dict[str, Any] = dict(query=query, key=key, value=value, score=score, bias=bias)
+    arrays |= dict(valid_lens=valid_lens, mask=mask, dropout_rng=dropout_rng)
+    wanted = ("out", *("weights",) * return_weights, *("flag",) * return_lifted)
+    call = functools.partial(_attend, implementation=implementation, wanted=wanted, **options)
     explicit = explicit_mesh(query, key, value)
-    if explicit is not None:
-        check(query, key, value)
-        call = functools.partial(
-            attend,
-            normalize=normalize,
-            dropout_rate=dropout_rate,
-            implementation=implementation,
-            mesh=mesh,
-            sequence_axis=sequence_axis,
-            return_weights=return_weights,
-            return_lifted=return_lifted,
-        )
-        arrays = dict(query=query, key=key, value=value, score=score, bias=bias)
-        arrays |= dict(valid_lens=valid_lens, mask=mask, dropout_rng=dropout_rng)
-        shapes = ("out", *("weights",) * return_weights, *("flag",) * return_lifted)
-        return lie_as_queries(explicit, query, key, call, arrays, shapes)
-    problem, choice = prepare(
-        query,
-        key,
-        value,
-        score=score,
-        valid_lens=valid_lens,
-        mask=mask,
-        bias=bias,
-        normalize=normalize,
-        dropout_rate=dropout_rate,
-        dropout_rng=dropout_rng,
-        implementation=implementation,
-        over=ring_of(mesh, sequence_axis),
-    )
-    settings = _Settings.of(choice, problem)
-    out, lifted = _pool(problem, settings)
-    if not return_weights and not return_lifted:
-        return out
-    # A program of its own, so that looking cannot change what is pooled.
-    alpha = (_weights(problem, settings),) if return_weights else ()
-    return out, *alpha, *((lifted,) if return_lifted else ())
+    if explicit is None:
+        return call(**arrays)
+    check(query, key, value)
+    return shard_as_queries(explicit, call, arrays, wanted)
 
 
 def weights(
@@ -163,18 +189,9 @@ def weights(
     Returns:
         (T, S), (B, T, S) or (B, N, T, S), float32 or wider.
     """
-    problem, choice = prepare(
-        query,
-        key,
-        None,
-        score=score,
-        valid_lens=valid_lens,
-        mask=mask,
-        bias=bias,
-        normalize=normalize,
-        implementation=implementation,
-    )
-    return _weights(problem, _Settings.of(choice, problem))
+    pipeline = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias, normalize=normalize)
+    problem, request = prepare(query, key, None, **cast(Any, pipeline))
+    return _weights(problem, Program.of(choose(request, implementation)))
 
 
 def scores(query: Array, key: Array, *, score: Score = Dot()) -> Array:
@@ -188,8 +205,8 @@ def scores(query: Array, key: Array, *, score: Score = Dot()) -> Array:
     Returns:
         (T, S), (B, T, S) or (B, N, T, S), float32 or wider.
     """
-    problem, _ = prepare(query, key, None, score=score)
-    return problem.axes.callers_pairs(jax.jit(reference_scores)(problem))
+    problem, request = prepare(query, key, None, score=score)
+    return _scores(problem, Program.of(choose(request, "reference")))
 
 
 def masked_softmax(
@@ -221,101 +238,106 @@ def masked_softmax(
     return Softmax()(wide, allowed).reshape(scores.shape).astype(scores.dtype)
 
 
-def explain(query: Array, key: Array, value: Array, **keywords: Any) -> str:
-    """Which implementation `attend` would run for these arguments, and why not the others.
+def explain(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    verbose: bool = False,
+    return_weights: bool = False,
+    return_lifted: bool = False,
+    implementation: str | Sequence[str] | None = None,
+    **options: Any,
+) -> str:
+    """Which implementation `attend` runs for these arguments, and why.
 
-    Takes what `attend` takes; arrays may be jax.ShapeDtypeStruct.
+    Arrays may be jax.ShapeDtypeStruct. The device is where the arrays lie; for shapes, and under
+    jax.jit, it is JAX's default device, which `jax.default_device` sets.
 
     Example:
         >>> import jax.numpy as jnp, regard
         >>> x = jnp.zeros((2, 8, 4))
         >>> print(regard.explain(x, x, x).splitlines()[0])
         reference runs: 128 weights, at most 131,072: dense
+
+    Args:
+        verbose: also say why each of the others does not run, and by which measured preferences.
+        implementation, options: all arguments of `attend`.
+
+    Returns:
+        Two lines; with `verbose`, one for each implementation and preference.
     """
-    for flag in ("return_weights", "return_lifted"):
-        keywords.pop(flag, None)
-    implementation = keywords.pop("implementation", None)
-    over = ring_of(keywords.pop("mesh", None), keywords.pop("sequence_axis", None))
-    found: list[Choice] = []
+    found: list[Request] = []
+    static = ("normalize", "dropout_rate", "mesh", "sequence_axis")
+    static_options = {name: options.pop(name) for name in static if name in options}
+    device = device_of(query, key, value, options)
 
     def shapes_only(query: Array, key: Array, value: Array, arrays: dict[str, Any]) -> None:
-        options = static | arrays
-        options |= dict(implementation=implementation, over=over)
-        found.append(prepare(query, key, value, **options)[1])
+        found.append(prepare(query, key, value, device=device, **static_options, **arrays)[1])
 
-    static = {
-        name: keywords.pop(name) for name in ("normalize", "dropout_rate") if name in keywords
-    }
-    jax.eval_shape(shapes_only, query, key, value, keywords)
-    choice = found[0]
-    lines = [f"{choice.name} runs: {choice.reason}"]
-    lines += [f"not {name}: {reason}" for name, reason in choice.why_not().items()]
-    if choice.rules():
-        lines += ["rules, of which the first that holds and whose backend can decides:"]
-        lines += choice.rules()
-    return "\n".join(lines)
+    jax.eval_shape(shapes_only, query, key, value, options)
+    return choose(found[0], implementation).explain(verbose)
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """What a trace depends on besides its arguments: part of the jit cache's key."""
+class Program(NamedTuple):
+    """What a trace depends on besides its arguments: the static part of the jit cache's key."""
 
-    implementation: str
-    tiling: Tiling | None
-    platform: str
+    backend: Backend
+    settings: Hashable
+    device: Device
     policy: LiftPolicy
-    scale: float | None  # a number among the score's parameters, which inside jit is an array
-    target: Target | None  # of the kernels
-    skips: bool  # padding: what cuDNN does on its device
-    over: Ring | None  # the devices that share the sequence
 
     @classmethod
-    def of(cls, choice: Choice, problem: Problem) -> "_Settings":
-        scale = None
-        if choice.name in ("cudnn", "pallas"):
-            scale = static_scale(problem.score, problem.axes.query_width)
-        target = Target.of(choice.request.device) if choice.name == "pallas" else None
-        skips = choice.name == "cudnn" and skips_padding(choice.request.device)
-        return cls(
-            choice.name,
-            forced_tiling(),
-            jax.default_backend(),
-            lift_policy(),
-            scale,
-            target,
-            skips,
-            choice.request.over,
-        )
+    def of(cls, choice: Choice) -> "Program":
+        request = choice.request
+        return cls(choice.backend, choice.backend.settings(request), request.device, lift_policy())
+
+
+def _attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    implementation: str | Sequence[str] | None,
+    wanted: tuple[str, ...],
+    **options: Any,
+) -> Any:
+    problem, request = prepare(query, key, value, **options)
+    program = Program.of(choose(request, implementation))
+    out, lifted = _pool(problem, program)
+    if len(wanted) == 1:
+        return out
+    results = dict(out=out, flag=lifted)
+    if "weights" in wanted:  # a program of its own: looking cannot change what is pooled
+        results["weights"] = _weights(problem, program)
+    return tuple(results[name] for name in wanted)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _pool(problem: Problem, settings: _Settings) -> tuple[Array, Array]:
+def _pool(problem: Problem, program: Program) -> tuple[Array, Array]:
     """score -> mask -> normalize -> pool. Returns the output and whether the lift ran."""
     axes, value = problem.axes, cast(Array, problem.value)
-    lifted = jnp.array(False)
     if axes.empty():
-        out = jnp.zeros((axes.B, axes.N, axes.T, axes.V), value.dtype)
-    elif settings.implementation == "reference":
-        out = reference(problem.hidden()).astype(value.dtype)
-    elif settings.implementation == "cudnn":
-        out, lifted = cudnn(problem, settings.scale, settings.skips)
-    elif settings.over is not None:
-        out, lifted = ring(problem.hidden(), settings.over, settings.tiling, settings.platform)
-    elif settings.target is not None:
-        out, lifted = pallas(problem, settings.target, settings.scale)
-    else:
-        out, lifted = blockwise(problem.hidden(), settings.tiling, settings.platform)
+        zeros = jnp.zeros((axes.B, axes.N, axes.T, axes.V), value.dtype)
+        return axes.callers(zeros), jnp.array(False)
+    with on_device(program.device):
+        out, lifted = program.backend.pool(problem, program.settings)
     return axes.callers(out), lifted
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _weights(problem: Problem, settings: _Settings) -> Array:
-    """score -> mask -> normalize, dense; scores as `_pool` makes them, lifted where it lifts."""
-    axes, problem = problem.axes, problem.hidden()
+def _weights(problem: Problem, program: Program) -> Array:
+    """score -> mask -> normalize, dense; scores as `_pool` makes them."""
+    axes = problem.axes
     if axes.empty():
-        alpha = jnp.zeros((axes.B, axes.N, axes.T, axes.S), jnp.float32)
-    elif settings.implementation == "reference":
-        alpha = dense_weights(problem, reference_scores(problem))
-    else:
-        alpha = blockwise_weights(problem)
-    return axes.callers_pairs(alpha)
+        return axes.callers_pairs(jnp.zeros((axes.B, axes.N, axes.T, axes.S), jnp.float32))
+    with on_device(program.device):
+        problem = problem.zeroed()
+        scores = program.backend.scores(problem, program.settings)
+        return axes.callers_pairs(dense_weights(problem, scores))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _scores(problem: Problem, program: Program) -> Array:
+    with on_device(program.device):
+        return problem.axes.callers_pairs(program.backend.scores(problem, program.settings))

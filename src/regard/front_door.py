@@ -1,11 +1,10 @@
 """The front door: checks every argument once, and brings the arrays to canonical axes.
 
-Whatever passes here is well formed, and nothing behind it checks again. Each refusal says the
+Whatever passes here is well formed, and inner code does not check again. Each refusal says the
 rule, what arrived with every shape, and the fix.
 """
 
-from collections.abc import Sequence
-from typing import cast
+from typing import Any, TypedDict, cast
 
 import jax.numpy as jnp
 from jax import Array
@@ -13,13 +12,23 @@ from jax import Array
 from regard.dropout import seed_words
 from regard.mask import Mask, MaskFacts, resolve
 from regard.normalize import Normalizer, Softmax
-from regard.pool.choose import Choice, choose
-from regard.pool.inside import resolve_share, whole_axes
+from regard.placement import Device, device_of
+from regard.pool.backend import Request
 from regard.pool.problem import Problem
-from regard.pool.request import Request, Ring, device_of
+from regard.pool.sequence_axis import SequenceAxis
 from regard.score.contract import Score, promote
 from regard.score.dot import Dot
 from regard.shapes import Axes, check
+
+
+class Pipeline(TypedDict, total=False):
+    """What `attend`, `weights`, `summarize` and `attention_map` have in common; see `attend`."""
+
+    score: Score
+    valid_lens: Array | None
+    mask: Mask | Array | None
+    bias: Array | None
+    normalize: Normalizer
 
 
 def prepare(
@@ -34,24 +43,31 @@ def prepare(
     normalize: Normalizer = Softmax(),
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
-    implementation: str | Sequence[str] | None = None,
-    over: Ring | None = None,
-) -> tuple[Problem, Choice]:
-    """A checked problem, and the backend chosen for it; arguments as in `regard.attend`."""
+    mesh: Any = None,
+    sequence_axis: str | None = None,
+    device: Device | None = None,
+) -> tuple[Problem, Request]:
+    """A checked problem, and the request that a backend is chosen for; arguments as in `attend`.
+
+    Args:
+        device: that of the call; None finds it.
+    """
     query, key = jnp.asarray(query), jnp.asarray(key)
     value = None if value is None else jnp.asarray(value)
     axes = check(query, key, value)
     _check_parts(score, normalize, axes, query, key)
-    if over is not None and over.inside:
-        allowed, visible, seeing = resolve_share(mask, valid_lens, axes, over)
+    sequence = SequenceAxis.of(mesh, sequence_axis)
+    if sequence is not None and sequence.inside:
+        allowed, visible, non_empty = sequence.resolve_share(mask, valid_lens, axes)
     else:
         allowed = resolve(mask, valid_lens, axes)
-        visible, seeing = allowed.visible_keys(axes), allowed.seeing_queries(axes)
+        visible, non_empty = allowed.visible_keys(axes), allowed.seeing_queries(axes)
     bias = None if bias is None else _canonical_bias(jnp.asarray(bias), axes)
     seed = _seed(dropout_rate, dropout_rng)
     dtype = promote(query.dtype, key.dtype)
+    arrays = (query, key, value, allowed, bias, score)
     request = Request(
-        whole_axes(axes, over),
+        axes if sequence is None else sequence.whole(axes),
         score,
         normalize,
         dtype,
@@ -59,29 +75,25 @@ def prepare(
         value_dtype=None if value is None else value.dtype,
         bias=bias is not None,
         mask=cast(MaskFacts, allowed.facts),
-        device=device_of(query, key, value, allowed, bias, score),
-        over=over,
+        device=device or device_of(*arrays),
+        sequence=sequence,
     )
-    choice = choose(request, implementation)
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
-    value = None if value is None else axes.canonical(value)
-    visible = _per_key_head(visible, axes)
-    seeing = None if axes.empty() else seeing
     problem = Problem(
         query,
         key,
-        value,
+        None if value is None else axes.canonical(value),
         score,
         allowed,
-        visible,
-        seeing,
+        _per_key_head(visible, axes),
+        None if axes.empty() else non_empty,
         bias,
         seed,
         normalize,
         float(dropout_rate) if seed is not None else 0.0,
         axes,
     )
-    return problem, choice
+    return problem, request
 
 
 def _check_parts(score: Score, normalize: Normalizer, axes: Axes, query: Array, key: Array) -> None:
@@ -112,7 +124,7 @@ def _check_parts(score: Score, normalize: Normalizer, axes: Axes, query: Array, 
 
 
 def _per_key_head(visible: Array | None, axes: Axes) -> Array | None:
-    """[B|1, N|1, S] -> [B, K, S]: what any of the query heads that share a key head may look at."""
+    """[B|1, N|1, S] -> [B, K, S]: visible to any of the query heads that share a key head."""
     if visible is None or axes.empty():
         return None
     if visible.shape[1] not in (1, axes.K):

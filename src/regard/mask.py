@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from regard.placement import vary_as
 from regard.shapes import Axes, shape_error
-from regard.varying import vary_as
 
 
 class Band(NamedTuple):

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.varying import vary_as
+from regard.placement import vary_as
 
 Rows = tuple[int, ...]
 Sweep = Callable[[Callable[[Any, Array, Array | None, Array], Any], Any], Any]

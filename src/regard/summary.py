@@ -1,4 +1,4 @@
-"""Looking at attention without the T×S matrix: per-query and per-key summaries, and pictures.
+"""What the weights look like without the T×S matrix: per-query and per-key summaries, and pictures.
 
 Both run over tiles like blockwise pooling: once for the regime's per-query stats, once more to
 look at each tile's weights. Memory is linear in T and S.
@@ -7,7 +7,7 @@ look at each tile's weights. Memory is linear in T and S.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +16,24 @@ from jax import Array, lax
 from regard.front_door import prepare
 from regard.mask import Mask
 from regard.normalize import Normalizer, Softmax
-from regard.pool.blockwise import join, pool_query_block, sweeper
-from regard.pool.layout import forced_tiling, lay_out
+from regard.placement import on_device, vary_as
+from regard.pool.backend import Request
+from regard.pool.blockwise import (
+    Settings,
+    TiledPass,
+    join,
+    pool_query_block,
+    sweeper,
+    visited_blocks,
+)
+from regard.pool.layout import forced_tiling
 from regard.pool.problem import Problem
-from regard.pool.tiles import TilePlan, Tiles
-from regard.pool.visits import visit_bounds
-from regard.pool.ways import Way, find_ways, take_way
+from regard.pool.score_plan import ScorePath, ScorePlan
+from regard.pool.xla_tiles import TilePlan, Tiles, make_operands
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Score
 from regard.score.dot import Dot
 from regard.shapes import Axes
-from regard.varying import vary_as
 
 
 @jax.tree_util.register_dataclass
@@ -36,7 +43,7 @@ class Summary:
 
     Attributes:
         entropy: -sum_s alpha log alpha per query, in nats; (T,), (B, T) or (B, N, T).
-        argmax: the key with the largest weight; -1 for a query that looks at nothing.
+        argmax: the key with the largest weight; -1 for an empty row.
         max_weight: that weight.
         key_total: the weight a key receives from all queries; (S,), (B, S) or (B, N, S).
 
@@ -76,17 +83,9 @@ def summarize(
 
     Args: as in `attend`.
     """
-    problem, _ = prepare(
-        query,
-        key,
-        None,
-        score=score,
-        valid_lens=valid_lens,
-        mask=mask,
-        bias=bias,
-        normalize=normalize,
-    )
-    return _summarize(problem, forced_tiling(), jax.default_backend(), lift_policy())
+    pipeline = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias, normalize=normalize)
+    problem, request = prepare(query, key, None, **cast(Any, pipeline))
+    return _summarize(problem, _settings(request), lift_policy())
 
 
 def attention_map(
@@ -119,23 +118,19 @@ def attention_map(
     rows, columns = resolution
     if not (isinstance(rows, int) and isinstance(columns, int) and rows > 0 and columns > 0):
         raise ValueError(f"resolution must be two positive integers. Got {resolution!r}.")
-    problem, _ = prepare(
-        query,
-        key,
-        None,
-        score=score,
-        valid_lens=valid_lens,
-        mask=mask,
-        bias=bias,
-        normalize=normalize,
-    )
+    pipeline = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias, normalize=normalize)
+    problem, request = prepare(query, key, None, **cast(Any, pipeline))
     axes = problem.axes
     picture = (min(rows, axes.T), min(columns, axes.S))
-    return _attention_map(problem, forced_tiling(), jax.default_backend(), lift_policy(), picture)
+    return _attention_map(problem, _settings(request), lift_policy(), picture)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _summarize(problem: Problem, sizes: Any, platform: str, policy: LiftPolicy) -> Summary:
+def _settings(request: Request) -> Settings:
+    return Settings(forced_tiling(), request.device)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _summarize(problem: Problem, settings: Settings, policy: LiftPolicy) -> Summary:
     axes = problem.axes
     if axes.empty():
         rows = jnp.zeros((axes.B, axes.N, axes.T), jnp.float32)
@@ -180,13 +175,13 @@ def _summarize(problem: Problem, sizes: Any, platform: str, policy: LiftPolicy) 
         )
         return Summary(entropy, at, best, _heads_joined(totals, axes, 1)[..., : axes.S])
 
-    summary = _look(problem, sizes, platform, start, query_block, finish)
+    summary = _visit_tiles(problem, settings, start, query_block, finish)
     return jax.tree.map(axes.callers_pairs, summary)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _attention_map(
-    problem: Problem, sizes: Any, platform: str, policy: LiftPolicy, picture: tuple[int, int]
+    problem: Problem, settings: Settings, policy: LiftPolicy, picture: tuple[int, int]
 ) -> Array:
     axes, (height, width) = problem.axes, picture
     if axes.empty():
@@ -229,23 +224,23 @@ def _attention_map(
     def finish(plan: TilePlan, images: Array, per_query: Any) -> Array:
         return _heads_joined(images, axes, 2)
 
-    return axes.callers_pairs(_look(problem, sizes, platform, start, query_block, finish))
+    return axes.callers_pairs(_visit_tiles(problem, settings, start, query_block, finish))
 
 
-def _look(
+def _visit_tiles(
     problem: Problem,
-    sizes: Any,
-    platform: str,
+    settings: Settings,
     start: Callable,
     query_block: Callable,
     finish: Callable,
 ) -> Any:
     """Runs `query_block` over every block of queries, group by group, with the regime's stats."""
-    problem = problem.hidden()
+    problem = problem.zeroed()
 
-    def run(way: Way) -> Any:
-        plan, operands, allowed = lay_out(problem, way.scored, way.lift, sizes, platform)
-        bounds = visit_bounds(plan, allowed)
+    def run(path: ScorePath) -> Any:
+        tiled = TiledPass.of(problem, path, settings.sizes, settings.device.platform)
+        plan, operands, allowed = tiled.lay(make_operands(problem, path), problem.allowed)
+        bounds = visited_blocks(plan, allowed)
 
         def group(index: Array) -> Any:
             tiles = Tiles(plan, operands, allowed, None, index)
@@ -263,7 +258,8 @@ def _look(
         carry, per_query = lax.map(group, jnp.arange(plan.groups, dtype=jnp.int32))
         return finish(plan, carry, per_query)
 
-    return take_way(*find_ways(problem), run)
+    with on_device(settings.device):
+        return ScorePlan.of(problem).run(run)
 
 
 def _rows_inside(plan: TilePlan, iq: Array) -> Array:

@@ -9,11 +9,11 @@ import pytest
 import regard
 from absent_gpu import HOPPER, Cosine, on_hopper
 from cases import Manhattan
-from regard import Mask
+from regard import Mask, placement
 from regard.mask import resolve
-from regard.pool import request
-from regard.pool.choose import ACCEPTS, IMPLEMENTATIONS, RULES, choose
-from regard.pool.request import Device, Request, device_of
+from regard.placement import Device, device_of
+from regard.pool.backend import Request
+from regard.pool.choose import REGISTRY, choose
 from regard.score.additive import lift_anywhere
 from regard.shapes import Axes
 
@@ -72,37 +72,40 @@ PICKED = {
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("name", PICKED)
-def test_what_the_rules_pick(name):
+def test_the_automatic_choice(name):
     changes, expected = PICKED[name]
     choice = choose(ask(**changes), None)
-    assert choice.name == expected
-    assert choice.rule.backend == expected
-    assert set(choice.why_not()) == set(IMPLEMENTATIONS) - {expected}
-    assert all(choice.why_not().values())
+    assert choice.backend.name == expected
+    why_not = choice.why_not()
+    assert [*why_not, expected] != sorted(why_not)  # in the registry's order
+    assert set(why_not) == {backend.name for backend in REGISTRY} - {expected}
+    assert all(why_not.values())
 
 
 @pytest.mark.usefixtures("hopper")
-def test_a_backend_that_refuses_is_passed_over():
-    """Both that run on a GPU refuse a bias, and both are heard."""
+def test_refusals_are_all_reported():
+    """Both GPU backends refuse a bias."""
     choice = choose(ask(bias=True), None)
-    assert choice.name == "blockwise"
+    assert choice.backend.name == "blockwise"
     assert "bias" in choice.why_not()["cudnn"]
     assert "bias" in choice.why_not()["pallas"]
-    assert "2,097,152 weights" in choice.why_not()["reference"]
+    assert choice.why_not()["reference"].startswith("could, but is preferred only for this: at mos")
 
 
 @pytest.mark.usefixtures("hopper")
-def test_a_backend_that_could_is_told_why_it_does_not():
-    refusals = choose(ask(), None).why_not()
-    assert refusals["pallas"] == refusals["blockwise"]
-    assert refusals["pallas"].startswith("could, but cudnn is first: on a GPU")
+def test_a_backend_that_could_run_is_told_which_one_comes_first():
+    why_not = choose(ask(), None).why_not()
+    assert why_not["pallas"] == why_not["blockwise"]
+    assert why_not["pallas"].startswith("could, but cudnn comes first: on a GPU")
 
 
-def test_every_backend_has_a_rule_and_the_last_holds_always():
-    assert {rule.backend for rule in RULES} == set(IMPLEMENTATIONS) == set(ACCEPTS)
-    assert RULES[-1].holds(ask())
-    assert ACCEPTS[RULES[-1].backend](ask(normalize=regard.Hard(), bias=True, dropout=True))
-    assert all(rule.when and rule.measured for rule in RULES)
+def test_every_backend_states_a_preference_and_the_last_takes_everything():
+    names = [backend.name for backend in REGISTRY]
+    assert len(set(names)) == len(names)
+    assert all(backend.when and backend.measured for backend in REGISTRY)
+    hard = ask(normalize=regard.Hard(), bias=True, dropout=True)
+    assert REGISTRY[-1].prefers(hard)
+    assert REGISTRY[-1].refuses(hard) is None
 
 
 def test_choosing_asks_nothing_that_the_device_rules_out():
@@ -114,31 +117,81 @@ def test_choosing_asks_nothing_that_the_device_rules_out():
         def lift(self, query, key, *, visible=None):
             raise AssertionError("asked for its lift")
 
-    assert choose(ask(device=CPU, score=Shy()), None).name == "blockwise"
+    assert choose(ask(device=CPU, score=Shy()), None).backend.name == "blockwise"
 
 
 # ---------------------------------------------------------------------------------------------
 # explain
 
 
-def test_explain_tells_the_rules_and_marks_the_one_that_decided():
+def test_explain_is_two_lines():
     x = jax.ShapeDtypeStruct((2, 512, 4, 64), jnp.bfloat16)
     with on_hopper():
-        lines = regard.explain(x, x, x).splitlines()
+        first, second = regard.explain(x, x, x).splitlines()
+    assert first.startswith("cudnn runs: fused by cuDNN")
+    assert second == "not: ring, reference, pallas, blockwise (verbose=True says why)"
+
+
+def test_explain_verbose_marks_the_preference_that_decided():
+    x = jax.ShapeDtypeStruct((2, 512, 4, 64), jnp.bfloat16)
+    with on_hopper():
+        lines = regard.explain(x, x, x, verbose=True).splitlines()
     assert lines[0].startswith("cudnn runs: fused by cuDNN")
-    assert [line.split()[1] for line in lines[1:4]] == ["reference:", "blockwise:", "pallas:"]
-    told = lines[-len(RULES) :]
-    for rule, line in zip(RULES, told, strict=True):
-        assert f"{rule.backend}: {rule.when} (measured: {rule.measured})" in line
-    assert [line[0] for line in told] == [" ", ">", " ", " "]
+    others = [line.split()[1] for line in lines[1:5]]
+    assert others == ["ring:", "reference:", "pallas:", "blockwise:"]
+    told = lines[-len(REGISTRY) :]
+    for backend, line in zip(REGISTRY, told, strict=True):
+        assert f"{backend.name}: {backend.when} (measured: {backend.measured})" in line
+    assert [line[0] for line in told] == [" ", " ", ">", " ", " "]
 
 
-def test_explain_of_a_named_implementation_tells_no_rules():
+def test_explain_of_named_implementations_has_no_preferences():
     x = jax.ShapeDtypeStruct((2, 512, 4, 64), jnp.float32)
-    text = regard.explain(x, x, x, implementation=("cudnn", "blockwise"))
+    names = ("cudnn", "blockwise", "reference")
+    text = regard.explain(x, x, x, implementation=names, verbose=True)
     first, second = text.splitlines()
-    assert first.startswith("blockwise runs: first of ['cudnn', 'blockwise'] that can; ")
+    assert first.startswith(f"blockwise runs: first of {list(names)} that can; ")
     assert second.startswith("not cudnn: needs ")
+
+
+def test_explain_takes_every_argument_of_attend():
+    x = jnp.ones((2, 8, 4), jnp.float32)
+    text = regard.explain(
+        x,
+        x,
+        x,
+        score=regard.Gaussian(2.0),
+        valid_lens=jnp.array([3, 8]),
+        mask=Mask.causal(),
+        bias=jnp.zeros((8, 8), jnp.float32),
+        normalize=regard.Sparsemax(),
+        dropout_rate=0.1,
+        dropout_rng=jax.random.key(0),
+        implementation="blockwise",
+        return_weights=True,
+        return_lifted=True,
+    )
+    assert text.startswith("blockwise runs: asked for; ")
+    assert "exact up to a per-query constant" in text
+
+
+def test_explain_names_the_form_that_runs():
+    """On a CPU additive scores take their tile form, which is no lift and not the definition."""
+    x = jnp.ones((2, 512, 8), jnp.float32)
+    w = jnp.ones((8, 8), jnp.float32)
+    score = regard.Additive(w, w, w[0])
+    assert "tanh(x+y) = 1 - 2/(1 + e^2x e^2y)" in regard.explain(x, x, x, score=score)
+    with lift_anywhere():
+        lifted = regard.explain(x, x, x, score=score)
+    assert "by an inner product of width" in lifted
+    assert "outside that range, decided on the data at run time, by definition" in lifted
+    assert "not needed by this regime" in regard.explain(x, x, x, normalize=regard.Uniform())
+
+
+def test_ring_without_a_sequence_axis_says_what_is_missing():
+    x = jnp.ones((2, 8, 4), jnp.float32)
+    with pytest.raises(NotImplementedError, match="needs sequence_axis=, the mesh axis"):
+        regard.attend(x, x, x, implementation="ring")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -149,8 +202,26 @@ def test_where_a_call_runs():
     here = jax.devices("cpu")[0]
     assert device_of(jax.device_put(jnp.ones(3), here)) == CPU
     with jax.default_device(here):
-        assert device_of(None) == CPU
-    assert device_of(None).platform == jax.default_backend()
+        assert device_of() == CPU
+    assert device_of().platform == jax.default_backend()
+
+
+def test_arrays_on_the_cpu_of_a_gpu_host_run_on_the_cpu(monkeypatch):
+    """`explain` and `attend` go by the arrays, shapes and traces by the default device."""
+    monkeypatch.setattr(placement, "_default_device", lambda: HOPPER)
+    x = jnp.ones((2, 512, 8), jnp.float32)
+    w = jnp.ones((8, 8), jnp.float32)
+    score = regard.Additive(w, w, w[0])
+    assert regard.explain(x, x, x, score=score).startswith("blockwise runs")
+    assert "tanh(x+y) = 1 - 2" in regard.explain(x, x, x, score=score)
+    out, lifted = regard.attend(x, x, x, score=score, return_lifted=True)
+    assert not lifted
+    assert out.shape == x.shape
+    half = x.astype(jnp.bfloat16)
+    gradient = jax.grad(lambda q: regard.attend(q, half, half).astype(jnp.float32).sum())(half)
+    assert gradient.shape == x.shape
+    shapes = jax.ShapeDtypeStruct((2, 512, 4, 64), jnp.float32)
+    assert regard.explain(shapes, shapes, shapes).startswith("pallas runs")
 
 
 def test_a_gpu_is_known_by_its_compute_capability():
@@ -160,7 +231,7 @@ def test_a_gpu_is_known_by_its_compute_capability():
         def __init__(self, capability):
             self.compute_capability = capability
 
-    described = request._described
+    described = placement._described
     assert described(Card("9.0")) == Device("gpu", (9, 0))
     assert described(Card("12.1")) == Device("gpu", (12, 1))
     assert described(Card("gfx942")) == Device("gpu", None)
@@ -168,6 +239,20 @@ def test_a_gpu_is_known_by_its_compute_capability():
 
 def ones(*shape):
     return jnp.ones(shape, jnp.float32)
+
+
+def known(lift):
+    """What backends ask of a lift."""
+    return dict(
+        compact=lift.key.shape[-1],
+        width=lift.width(),
+        key_heads=lift.key.shape[1],
+        key_bias=lift.key_bias is not None,
+        query_bias=lift.query_bias is not None,
+        expansion=lift.expansion is not None,
+        guarded=lift.in_range is not None,
+        standing=lift.standing,
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,17 +268,17 @@ def ones(*shape):
     ids=lambda x: type(x).__name__,
 )
 def test_what_is_known_of_a_lift(score, expected):
-    found = ask(score=score).lift
-    assert {name: getattr(found, name) for name in expected} == expected
+    found = known(ask(score=score).lift)
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_what_is_known_of_the_additive_lift():
     score = regard.Additive(ones(64, 8), ones(64, 8), ones(8))
     with lift_anywhere():
-        found = ask(score=score).lift
-    assert (found.compact, found.expansion, found.guarded) == (8, True, True)
-    assert found.width % (2 * 8) == 0
-    assert found.standing.startswith("within ")
+        found = known(ask(score=score).lift)
+    assert (found["compact"], found["expansion"], found["guarded"]) == (8, True, True)
+    assert found["width"] % (2 * 8) == 0
+    assert found["standing"].startswith("each tanh within ")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,10 @@ import regard
 from absent_gpu import HOPPER, Cosine, on_hopper
 from regard import Mask
 from regard.mask import resolve
+from regard.placement import Device
 from regard.pool import cudnn
-from regard.pool.request import Device, Request
+from regard.pool.backend import Request
+from regard.pool.choose import named
 from regard.score.additive import lift_anywhere
 from regard.shapes import Axes
 
@@ -52,9 +54,14 @@ def ask(axes=None, mask=None, lens=None, **changes):
 
 
 def refusal(asked):
-    with pytest.raises(NotImplementedError) as refused:
-        cudnn.accepts(asked)
-    return str(refused.value)
+    found = named("cudnn").refuses(asked)
+    assert found is not None, "cuDNN takes it"
+    return found
+
+
+def accepted(asked):
+    assert named("cudnn").refuses(asked) is None
+    return named("cudnn").describe(asked)
 
 
 def f32(*shape):
@@ -79,7 +86,7 @@ REFUSED = {
     ),
     "regime": (dict(normalize=regard.Sparsemax()), "has no regime but Softmax (got Sparsemax)"),
     "dropout": (dict(dropout=True), "draws its own random numbers for dropout"),
-    "bias": (dict(bias=True), "takes a bias only as a T×S array"),
+    "bias": (dict(bias=True), "takes no bias= here"),
     "lengths per query": (
         dict(lens=jnp.ones((2, 256), int)),
         "takes valid lengths per example, not per query",
@@ -190,8 +197,7 @@ def test_everything_that_is_lacking_comes_back():
 def test_without_cudnn_jax_refuses():
     """JAX's own words, where it is built without CUDA."""
     if jax.default_backend() == "gpu":
-        text = cudnn.accepts(ask())
-        assert "fused by cuDNN" in text
+        assert "fused by cuDNN" in accepted(ask())
     else:
         assert refusal(ask()) == "is refused by JAX: cuDNN is not detected."
 
@@ -241,7 +247,7 @@ ACCEPTED = {
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_acceptances(name):
     changes, text = ACCEPTED[name]
-    found = cudnn.accepts(ask(**changes))
+    found = accepted(ask(**changes))
     assert found.startswith("fused by cuDNN, memory linear in T and S; ")
     assert text in found
 
@@ -299,19 +305,19 @@ def test_which_cudnn_this_is(installed, expected, monkeypatch):
     assert cudnn._version.__wrapped__() == expected
 
 
-@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("raw_queries", [False, True])
 @pytest.mark.parametrize("name", MAPPED)
-def test_what_becomes_of_a_mask(name, skips):
+def test_mask_arguments(name, raw_queries):
     changes, (causal, window, lens) = MAPPED[name]
     axes = dataclasses.replace(AXES, **changes.get("axes", {}))
     allowed = resolve(changes.get("mask"), changes.get("lens"), axes)
-    found = cudnn.mask_arguments(allowed, axes, skips)
+    found = cudnn.mask_arguments(allowed, axes, raw_queries)
     assert (found.is_causal, found.local_window_size) == (causal, window)
     if lens is None:
         assert found.query_seq_lengths is None
         assert found.key_value_seq_lengths is None
         return
-    queries = 0 if name == "lengths" and skips else axes.T  # its second example is empty
+    queries = 0 if name == "lengths" and raw_queries else axes.T  # its second example is empty
     for array, expected in (
         (found.key_value_seq_lengths, lens),
         (found.query_seq_lengths, [axes.T, queries]),
@@ -336,7 +342,7 @@ def test_what_becomes_of_a_mask(name, skips):
     ids=str,
 )
 def test_which_scales_are_the_kernels(score, expected):
-    assert cudnn.static_scale(score, 64) == expected
+    assert score.static_scale(64) == expected
 
 
 # ---------------------------------------------------------------------------------------------

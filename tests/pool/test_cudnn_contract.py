@@ -133,7 +133,7 @@ class TestEveryCase:
 
     def test_padding_reaches_nothing_alone(self, problem, monkeypatch):
         if problem.case.backend != "cudnn":  # XLA replaces scores; what cuDNN does, cudnn.py says
-            monkeypatch.setattr(cudnn, "_version", lambda: cudnn.SKIPS_PADDING_SINCE)
+            monkeypatch.setattr(cudnn, "_version", lambda: cudnn.IGNORES_PADDING_SINCE)
         padding_reaches_nothing_alone(problem)
 
     def test_breaking_one_value_shows(self, problem):

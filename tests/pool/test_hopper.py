@@ -16,13 +16,13 @@ import pytest
 import regard
 from cases import DTYPES
 from problem import assert_close, rounded
+from regard import placement
 from regard.attend import _pool
 from regard.mask import Mask, resolve
-from regard.pool import request
+from regard.placement import Device
+from regard.pool.kernels.feature_pass import FeatureOperands, FeaturePass
+from regard.pool.kernels.padding import KernelMask
 from regard.pool.pallas import MOSAIC_SINCE
-from regard.pool.request import Device
-from regard.pool.wide_kernel.bounds import Ranges, key_bounds
-from regard.pool.wide_kernel.wide_pass import WideOperands, WidePass
 from regard.score.sine_features import SineExpansion
 from regard.shapes import Axes
 
@@ -119,15 +119,16 @@ def expected(phi, psi, value, key_bias, ranges, scale):
 
 def prepare(arrays, mode, dtypes, scale, splits, interpret, tokens_first=False, hides=False):
     """The kernel, jitted, and its arguments; it gives [B, N, T, V] from both orders of axes."""
-    from regard.pool.wide_kernel import hopper
+    from regard.pool.kernels import hopper
 
     blocks = hopper.pick(*mode)
     start, end = (None if bound is None else jnp.asarray(bound) for bound in arrays["ranges"])
     bounds, T, S = None, arrays["phi"].shape[2], arrays["psi"].shape[2]
     if start is not None or end is not None:
         tile = blocks.queries * blocks.cluster
-        ranges = Ranges(start, end, (), None, None)
-        bounds = key_bounds(ranges, tile, blocks.keys, T, S, at_least_one=True, last_key=hides)
+        mask = KernelMask(start, end, (), None, None)
+        more = dict(at_least_one=True, last_key=hides)
+        bounds = mask.bounds((tile, blocks.keys), T, S, **more)
     bias = arrays["key_bias"]
     sides = {"phi": dtypes[0], "psi": dtypes[0], "value": dtypes[1]}
     laid = (jnp.asarray(arrays[name], dtype) for name, dtype in sides.items())
@@ -353,14 +354,14 @@ def test_hiding_values_lowers_for_a_gpu(mode, mask, splits):
     ],
 )
 def test_picks_splits(shape, key_blocks, expected):
-    from regard.pool.wide_kernel.hopper import pick, pick_splits
+    from regard.pool.kernels.hopper import pick, pick_splits
 
     assert pick_splits(pick(shape[-1], 64, False), shape, key_blocks) == expected
 
 
 @with_mosaic
 def test_every_kernel_is_tested():
-    from regard.pool.wide_kernel.hopper import pick
+    from regard.pool.kernels.hopper import pick
 
     widths, value_widths = (64, 128, 192, 1024), (64, 128, 192, 256)
     picked = {pick(R, V, biased) for R in widths for V in value_widths for biased in (False, True)}
@@ -368,16 +369,16 @@ def test_every_kernel_is_tested():
 
 
 # ---------------------------------------------------------------------------------------------
-# How WidePass calls it: padding, ranges, bias and scale, in sizes that fit no block.
+# How FeaturePass calls it: padding, ranges, bias and scale, in sizes that fit no block.
 
 
-def pooled_by_wide_pass(monkeypatch, operands, mask, axes, scale):
-    """WidePass on Hopper, its kernel interpreted."""
-    from regard.pool.wide_kernel import hopper
+def pooled_by_feature_pass(monkeypatch, operands, mask, axes, scale):
+    """FeaturePass on Hopper, its kernel interpreted."""
+    from regard.pool.kernels import hopper
 
     interpreted = functools.partial(hopper.forward, interpret=interpreter())
     monkeypatch.setattr(hopper, "forward", interpreted)
-    wide = WidePass(axes, jnp.dtype("bfloat16"), scale, 0.0, "hopper", None)
+    wide = FeaturePass(axes, jnp.dtype("bfloat16"), scale, 0.0, "hopper", None)
     return wide.forward(operands, resolve(mask, None, axes), None, None)
 
 
@@ -395,7 +396,7 @@ LENGTHS = Mask.lengths(np.resize([0, 40, 77, 13], (2, 4, 150)).astype(np.int32))
     ],
     ids=["none", "bias", "window and bias", "lengths"],
 )
-def test_any_size_through_wide_pass(mask, biased, monkeypatch):
+def test_any_size_through_feature_pass(mask, biased, monkeypatch):
     B, T, S, N, K, R, V, scale = 2, 150, 77, 4, 2, 13, 5, 0.3
     axes = Axes(4, B, T, S, N, K, R, R, V)
     rng = np.random.default_rng(0)
@@ -404,9 +405,9 @@ def test_any_size_through_wide_pass(mask, biased, monkeypatch):
         for shape in ((B, N, T, R), (B, K, S, R), (B, K, S, V))
     )
     bias = rounded(rng.standard_normal((B, K, S)), "float32") if biased else None
-    out, lse = pooled_by_wide_pass(
+    out, lse = pooled_by_feature_pass(
         monkeypatch,
-        WideOperands(
+        FeatureOperands(
             None,
             *(jnp.asarray(side, jnp.bfloat16) for side in (phi, psi)),
             None if bias is None else jnp.asarray(bias, jnp.float32),
@@ -429,7 +430,7 @@ def test_any_size_through_wide_pass(mask, biased, monkeypatch):
 
 @in_an_interpreter
 @pytest.mark.parametrize("offset", [0.0, 4.0])
-def test_a_gaussian_takes_queries_as_they_came(offset, monkeypatch):
+def test_a_gaussian_takes_raw_queries(offset, monkeypatch):
     """Those of the lift, which it does not need, are NaN here."""
     B, T, S, N, K, D, V = 2, 70, 130, 4, 2, 72, 96
     axes = Axes(4, B, T, S, N, K, D, D, V)
@@ -440,8 +441,8 @@ def test_a_gaussian_takes_queries_as_they_came(offset, monkeypatch):
     )
     lift = regard.Gaussian(4.0).lift(query, key)
     nowhere = jnp.full_like(lift.query, jnp.nan)
-    operands = WideOperands(None, nowhere, lift.key, lift.key_bias, value, lift.as_they_came)
-    out, _ = pooled_by_wide_pass(monkeypatch, operands, None, axes, 1.0)
+    operands = FeatureOperands(None, nowhere, lift.key, lift.key_bias, value, lift.raw_queries)
+    out, _ = pooled_by_feature_pass(monkeypatch, operands, None, axes, 1.0)
     sides = (np.asarray(side.astype(jnp.float32), np.float64) for side in (query, key, value))
     query, key, value = sides
     center = query[0, 0, 0] - np.asarray(lift.query[0, 0, 0])
@@ -457,7 +458,7 @@ def test_a_gaussian_takes_queries_as_they_came(offset, monkeypatch):
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="counts what a CPU's compiler makes")
 def test_nothing_is_copied_around_the_kernel(monkeypatch):
     """From the caller's arrays to the kernel and back, compiled around an opaque call."""
-    from regard.pool.wide_kernel import hopper
+    from regard.pool.kernels import hopper
 
     B, T, N, D = 2, 256, 4, 64
 
@@ -470,11 +471,11 @@ def test_nothing_is_copied_around_the_kernel(monkeypatch):
 
     monkeypatch.setattr(hopper, "forward", opaque)
     axes = Axes(4, B, T, T, N, N, D, D, D)
-    wide = WidePass(axes, jnp.dtype("bfloat16"), 1.0, 0.0, "hopper", None)
+    wide = FeaturePass(axes, jnp.dtype("bfloat16"), 1.0, 0.0, "hopper", None)
 
     def pool(*callers):
         query, key, value = (axes.canonical(array) for array in callers)
-        operands = WideOperands(None, query, key, None, value)
+        operands = FeatureOperands(None, query, key, None, value)
         return axes.callers(wide.forward(operands, resolve(None, None, axes), None, None)[0])
 
     x = jax.ShapeDtypeStruct((B, T, N, D), jnp.bfloat16)
@@ -496,8 +497,8 @@ def test_sines_are_float16_beside_values_of_bfloat16(monkeypatch):
     )
     expansion = SineExpansion(jnp.full((B, K, 1, h), 0.4, jnp.float32), amplitude * 0.3)
     value = value.astype(jnp.bfloat16)
-    operands = WideOperands(expansion, x, y, None, value)
-    out, _ = pooled_by_wide_pass(monkeypatch, operands, None, axes, 1.0)
+    operands = FeatureOperands(expansion, x, y, None, value)
+    out, _ = pooled_by_feature_pass(monkeypatch, operands, None, axes, 1.0)
     assert out.dtype == jnp.bfloat16
     features = (expansion.query(x), expansion.key(y), value)
     phi, psi, value = (np.asarray(side.astype(jnp.float32), np.float64) for side in features)
@@ -521,7 +522,7 @@ PADDED = {
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # by its NumPy
 @pytest.mark.parametrize("name", PADDED)
 def test_nan_in_the_padding_changes_no_bit(name, monkeypatch):
-    from regard.pool.wide_kernel import hopper
+    from regard.pool.kernels import hopper
 
     masks, B, T, S, N, K, D = PADDED[name], 2, 150, 280, 4, 2, 64
     rng = np.random.default_rng(0)
@@ -544,7 +545,7 @@ def test_nan_in_the_padding_changes_no_bit(name, monkeypatch):
         return forward(*arrays, **static, interpret=interpreter())
 
     monkeypatch.setattr(hopper, "forward", interpreted)
-    monkeypatch.setattr(request, "_described", lambda _: Device("gpu", (9, 0)))
+    monkeypatch.setattr(placement, "_described", lambda _: Device("gpu", (9, 0)))
 
     def pool(tensors):
         arrays = (jnp.asarray(array, jnp.bfloat16) for array in tensors)

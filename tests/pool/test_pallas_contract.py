@@ -29,11 +29,11 @@ from contract import (
     padding_reaches_nothing_alone,
 )
 from problem import as_arguments, assert_close, draw, error
+from regard import placement
 from regard.attend import _pool
-from regard.pool import request
+from regard.placement import Device
+from regard.pool.kernels import padding
 from regard.pool.pallas import HOPPER, MOSAIC_SINCE, interpreted
-from regard.pool.request import Device
-from regard.pool.wide_kernel import rows
 from regard.score.contract import Lift, inner_products
 
 # JAX 0.11 says so of every kernel that it lowers through Triton.
@@ -401,7 +401,7 @@ def stripes_of_one_block():
     """The way back takes one block of queries at a time."""
     _pool.clear_cache()  # what is in it was traced with another number
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "STRIPE_BYTES", 1)
+        patch.setattr(padding, "STRIPE_BYTES", 1)
         try:
             yield
         finally:
@@ -592,7 +592,7 @@ def lowered(function, arguments, device, mesh):
     """The kernels' lowerings in a program for absent GPUs."""
     jax.clear_caches()  # what was traced for another device
     with pytest.MonkeyPatch.context() as patch, jax.sharding.use_abstract_mesh(mesh):
-        patch.setattr(request, "_described", lambda _: device)
+        patch.setattr(placement, "_described", lambda _: device)
         with cases.lift_anywhere():
             traced = jax.jit(function).trace(*arguments)
             return kernels(traced.lower(lowering_platforms=("cuda",)).as_text())
@@ -695,7 +695,7 @@ def test_refuses_without_a_gpu():
 
 
 def test_refuses_a_gpu_that_is_too_old(monkeypatch):
-    monkeypatch.setattr(request, "_described", lambda _: Device("gpu", (7, 5)))
+    monkeypatch.setattr(placement, "_described", lambda _: Device("gpu", (7, 5)))
     with pytest.raises(NotImplementedError, match=r"capability 8\.0 or later"):
         regard.explain(*tensors(), implementation="pallas")
 
@@ -711,7 +711,7 @@ def test_another_backend_takes_what_is_refused():
     ("device", "kernel"), [(AMPERE, "Triton"), (Device("gpu", HOPPER), "Mosaic GPU")]
 )
 def test_explains_its_kernel(device, kernel, monkeypatch):
-    monkeypatch.setattr(request, "_described", lambda _: device)
+    monkeypatch.setattr(placement, "_described", lambda _: device)
     said = regard.explain(*tensors(), implementation="pallas")
     kernel = kernel if MOSAIC_HERE else "Triton"
     assert f"pallas runs: asked for; memory linear in T and S; {kernel} kernel" in said
@@ -720,7 +720,7 @@ def test_explains_its_kernel(device, kernel, monkeypatch):
 
 def test_explains_the_exact_kernel(monkeypatch):
     """Of any size."""
-    monkeypatch.setattr(request, "_described", lambda _: Device("gpu", HOPPER))
+    monkeypatch.setattr(placement, "_described", lambda _: Device("gpu", HOPPER))
     exact = cases.exact_additive(None, None, np.ones(8, np.float32))
     explain = functools.partial(regard.explain, score=exact, implementation="pallas")
     for length in (7, 300):

@@ -10,10 +10,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jax.sharding import AbstractDevice, AbstractMesh
 
-from regard.pool.tanh_kernel import TanhOperands, TanhScore, d_projected, operands
-from regard.pool.tanh_kernel.instructions import Float32
-from regard.pool.tanh_kernel.operands import BOUND, SHIFT, TWO_LOG2_E
-from regard.pool.tanh_kernel.walk import WalkBlocks
+from regard.pool.kernels.tanh_backward import d_projected
+from regard.pool.kernels.tanh_operands import BOUND, SHIFT, TWO_LOG2_E, TanhArrays, tanh_operands
+from regard.pool.kernels.tanh_tile import Float32, TanhScore
+from regard.pool.kernels.tanh_walk import WalkBlocks
 
 # JAX 0.11 says so of every kernel that it lowers through Triton.
 pytestmark = [
@@ -28,7 +28,7 @@ pulled = jax.jit(d_projected, static_argnames=("keys_first", "blocks", "interpre
 
 
 @functools.partial(jax.jit, static_argnames=("blocks", "group", "flipped", "interpret"))
-def score_tiles(parts: TanhOperands, *, blocks, group=3, flipped=False, interpret=True):
+def score_tiles(parts: TanhArrays, *, blocks, group=3, flipped=False, interpret=True):
     """All scores [B, N, T, S], tile by tile, padding included; flipped [B, N, S, T]."""
     lead, counts = parts.query.shape[:2], (parts.query.shape[2], parts.key.shape[2])
     shape = (*lead, *(count * size for count, size in zip(counts, blocks, strict=True)))
@@ -206,7 +206,7 @@ def absent(*shape, dtype=jnp.float32):
 @pytest.mark.parametrize("blocks", [(64, 64), (64, 128), (128, 64)])
 def test_scores_lower_for_a_gpu(blocks, hidden):
     def scores(x, y, w):
-        parts = operands(x, y, w, blocks=blocks)
+        parts = tanh_operands(x, y, w, blocks=blocks)
         return score_tiles(parts, blocks=blocks, interpret=False)
 
     arrays = absent(1, 2, 256, hidden), absent(1, 1, 256, hidden), absent(2, hidden)
@@ -216,7 +216,7 @@ def test_scores_lower_for_a_gpu(blocks, hidden):
 @pytest.mark.parametrize("group", [1, 2, 4])
 def test_groups_lower_for_a_gpu(group):
     def scores(x, y, w):
-        parts = operands(x, y, w, blocks=(64, 64), group=group)
+        parts = tanh_operands(x, y, w, blocks=(64, 64), group=group)
         return score_tiles(parts, blocks=(64, 64), group=group, flipped=True, interpret=False)
 
     arrays = absent(1, 2, 100, 24), absent(1, 1, 77, 24), absent(2, 24)

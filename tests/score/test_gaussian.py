@@ -141,14 +141,14 @@ def test_keys_may_be_as_large_as_float32_has_them():
 
 
 @pytest.mark.parametrize("offset", [0.0, 3.0, -50.0])
-def test_queries_as_they_came_have_the_same_scores(offset):
+def test_raw_queries_have_the_same_scores(offset):
     """Also where a coordinate of the keys is about 0 and the others are not."""
     offsets = np.array([offset, 0.0, offset, -offset])
     query, key, _value, _score = drawn(offsets, "float64")
     query, key = jnp.asarray(query), jnp.asarray(key)
     visible = np.arange(S) < LENS[:, None]
     lift = regard.Gaussian(1.3).lift(query, key, visible=jnp.asarray(visible))
-    plain = lift.as_they_came
+    plain = lift.raw_queries
     assert plain.query is query
     got = jnp.einsum("btd,bsd->bts", query, lift.key) + plain.key_bias[:, None]
     difference = np.asarray(got + lift.query_bias[..., None] - lift.scores())

@@ -18,9 +18,9 @@ from jax import Array
 
 import regard
 from regard.front_door import prepare
-from regard.pool.choose import ACCEPTS, IMPLEMENTATIONS
-from regard.pool.pallas import HOPPER, MOSAIC_SINCE, Target
-from regard.pool.request import Device, device_of
+from regard.placement import Device, device_of
+from regard.pool.choose import choose, named
+from regard.pool.pallas import HOPPER, MOSAIC_SINCE, kernel_for
 from regard.score.contract import accumulation_dtype
 
 # Several blocks of every backend. The last keys are padding, and NaN: whatever reads them shows.
@@ -75,7 +75,7 @@ class Backend:
 
 
 def check_backends() -> list[Backend]:
-    """Every backend, in the order of `IMPLEMENTATIONS`.
+    """Every backend that pools whole sequences, in the order of `DTYPES`.
 
     Example:
         >>> from regard.cli.backend_check import check_backends
@@ -85,7 +85,7 @@ def check_backends() -> list[Backend]:
     # In threads, which no context of the caller reaches: nearly all of it is compiling, over half
     # a minute on a GPU if each score waited for the one before.
     with ThreadPoolExecutor(len(SCORES)) as pool:
-        return [check_backend(name, pool.map) for name in IMPLEMENTATIONS]
+        return [check_backend(name, pool.map) for name in DTYPES]
 
 
 def check_backend(name: str, run_all: Callable[..., Iterable[Probe]] = map) -> Backend:
@@ -97,13 +97,12 @@ def check_backend(name: str, run_all: Callable[..., Iterable[Probe]] = map) -> B
     found, taken = Backend(name, DTYPES[name]), []
     for score in SCORES:
         tensors, arguments = problem(score, found.dtype)
-        _, choice = prepare(*tensors, **arguments)
-        try:
-            ACCEPTS[name](choice.request)
-        except NotImplementedError as refusal:
-            found.refusals[score] = str(refusal)
-        else:
+        _, request = prepare(*tensors, **arguments)
+        refusal = named(name).refuses(request)
+        if refusal is None:
             taken.append(score)
+        else:
+            found.refusals[score] = refusal
     found.probes += run_all(lambda score: _probe(name, score, found.dtype), taken)
     return found
 
@@ -143,8 +142,8 @@ def forward_and_backward(
 
 def hopper_refusal(device: Device | None = None) -> str | None:
     """Why the kernel written for Hopper does not run here; None where it does."""
-    device = device or device_of(None)
-    if Target.of(device).device == "hopper":
+    device = device or device_of()
+    if kernel_for(device) == "hopper":
         return None
     if device.capability != HOPPER:
         on = device.platform
@@ -157,8 +156,8 @@ def hopper_refusal(device: Device | None = None) -> str | None:
 
 def first_choice() -> str:
     """The backend that `attend` picks on this device for a dot product of some size."""
-    tensors, arguments = problem("dot", "bfloat16" if device_of(None).platform == "gpu" else None)
-    return prepare(*tensors, **arguments)[1].name
+    tensors, arguments = problem("dot", "bfloat16" if device_of().platform == "gpu" else None)
+    return choose(prepare(*tensors, **arguments)[1], None).backend.name
 
 
 # ---------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ would need a T×S array is refused, in words; choose.py then goes on to the next
 
 import contextlib
 import functools
-import math
 import re
 from collections.abc import Iterator
 from importlib import metadata
@@ -18,24 +17,23 @@ from jax import Array
 
 from regard.mask import Allowed, LengthsAndBand, MaskFacts
 from regard.normalize import Softmax
-from regard.pool.problem import Problem, hide_late
-from regard.pool.request import Device, LiftFacts, Request
-from regard.pool.ways import find_ways
-from regard.score.contract import Lift, Score, repeat_heads
-from regard.score.dot import Dot
+from regard.placement import Device, vary_as
+from regard.pool.backend import Backend, Request
+from regard.pool.problem import Problem, zero_for_gradient
+from regard.pool.score_plan import ScorePlan
+from regard.score.contract import Lift, repeat_heads
 from regard.shapes import Axes
-from regard.varying import vary_as
 
 # Unless it is given lengths, cuDNN's backward pass leaves the rest of a ragged tile unmasked, and
 # where a query's log-sum-exp is below -88 its gradient is NaN (github.com/NVIDIA/cudnn-frontend,
 # issues 160, 628 and 1072). Tiles are at most so long.
 TILE = 128
 
-# Where this was seen, and is taken to hold: cuDNN 9.19 on Hopper (an H200) replaces the scores of
-# masked keys, whatever these hold. For an example that is said to have no queries it writes zeros,
-# output and gradients, and zeros for the gradients of masked keys and values. So queries need never
-# be hidden from it, keys on the way back only; tests/pool/test_cudnn_contract.py looks.
-SKIPS_PADDING_SINCE, SKIPS_PADDING_ON = (9, 19), 9
+# Seen on Hopper (an H200) with cuDNN 9.19, and assumed to hold from there on: it replaces the
+# scores of masked keys, whatever these hold. For an example that is declared to have no queries it
+# writes zeros, output and gradients, and zeros for the gradients of masked keys and values. So
+# queries need not be zeroed, and keys only for the backward pass; test_cudnn_contract.py checks it.
+IGNORES_PADDING_SINCE, IGNORES_PADDING_ON = (9, 19), 9
 
 PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")  # cuDNN is packaged once for each CUDA
 
@@ -49,56 +47,74 @@ class MaskArguments(NamedTuple):
     key_value_seq_lengths: Array | None = None  # int32, [B]
 
 
-def accepts(request: Request) -> str:
-    """What cuDNN would do for this request, in words.
+class Settings(NamedTuple):
+    """What the call of cuDNN depends on besides the arrays.
 
-    Raises:
-        NotImplementedError: with everything that cuDNN lacks for it.
+    Attributes:
+        scale: a number that the score only multiplies by: the kernel multiplies, and there is no
+            pass over the queries. None: the score's own lift.
+        ignores_padding: as `ignores_padding` found it.
     """
-    lacks = tuple(_lacks(request))
-    if not lacks:
-        lacks = _refusal_of_jax(request.axes, jnp.dtype(request.dtype), _width(request))
-    if lacks:
-        raise NotImplementedError("; ".join(lacks))
-    return f"fused by cuDNN, memory linear in T and S; {_describe(request.mask)}"
+
+    scale: float | None
+    ignores_padding: bool
 
 
-def cudnn(problem: Problem, scale: float | None = None, skips: bool = False) -> tuple[Array, Array]:
-    """The output, [B, N, T, V], in the value's dtype, and that the lift ran (bool scalar).
+class CuDNN(Backend):
+    """cuDNN's fused attention; first derivatives only, by JAX's own rule."""
 
-    First derivatives only, by JAX's own rule; for more, implementation="reference".
+    name = "cudnn"
+    when = (
+        "on a GPU, softmax over an exact inner product of 16-bit numbers, masked by no more than "
+        "valid lengths per example, causal order or a causal window"
+    )
+    measured = (
+        "one H200, bfloat16, B=4, T=S=4096, N=16, D=128: cuDNN 628 TFLOP/s, jax.nn by XLA 148"
+    )
 
-    Args:
-        problem: one that `accepts` has accepted.
-        scale: as `static_scale` found it: the kernel multiplies by it, and there is no pass over
-            the queries. None: the score's own lift.
-        skips: as `skips_padding` found it.
-    """
-    if scale is None or not skips:  # a lift may mix rows, padding with the rest
-        return _call(problem.hidden(), scale)
-    ways = (functools.partial(way, scale=scale) for way in (_call_alone, _call_and_back))
-    return hide_late(*ways, problem)
+    def prefers(self, request: Request) -> bool:
+        return request.device.platform == "gpu"
+
+    def refuses(self, request: Request) -> str | None:
+        lacks = tuple(_lacks(request))
+        if not lacks:
+            lacks = _refusal_of_jax(request.axes, jnp.dtype(request.dtype), _width(request))
+        return "; ".join(lacks) or None
+
+    def describe(self, request: Request) -> str:
+        return f"fused by cuDNN, memory linear in T and S; {_describe(request.mask)}"
+
+    def settings(self, request: Request) -> Settings:
+        scale = request.score.static_scale(request.axes.query_width)
+        return Settings(scale, ignores_padding(request.device))
+
+    def pool(self, problem: Problem, settings: Settings) -> tuple[Array, Array]:
+        scale = settings.scale
+        if scale is None or not settings.ignores_padding:  # a lift may mix rows, padding too
+            return _call(problem.zeroed(), scale)
+        forward_only = functools.partial(_call_forward_only, scale=scale)
+        differentiable = functools.partial(_call_differentiable, scale=scale)
+        return zero_for_gradient(forward_only, differentiable, problem)
 
 
-def _call_alone(problem: Problem, scale: float) -> tuple[Array, Array]:
-    """A forward pass without a way back."""
-    return _call(problem.with_hidden_values(), scale, skips=True)
+def _call_forward_only(problem: Problem, scale: float) -> tuple[Array, Array]:
+    return _call(problem.with_zeroed_values(), scale, raw_queries=True)
 
 
-def _call_and_back(problem: Problem, scale: float) -> tuple[Array, Array]:
-    """With one: d scores of 0 are multiplied by keys, and d out by values."""
-    return _call(problem.with_hidden_keys_and_values(), scale, skips=True)
+def _call_differentiable(problem: Problem, scale: float) -> tuple[Array, Array]:
+    """The backward pass multiplies d scores of 0 by keys, and d out by values."""
+    return _call(problem.with_keys_and_values_zeroed_forward(), scale, raw_queries=True)
 
 
-def _call(problem: Problem, scale: float | None, skips: bool = False) -> tuple[Array, Array]:
+def _call(problem: Problem, scale: float | None, raw_queries: bool = False) -> tuple[Array, Array]:
     query, key, value = problem.query, problem.key, cast(Array, problem.value)
     if scale is None:
         query, key = _features(problem)
     value = repeat_heads(value, key)
-    mask = mask_arguments(problem.allowed, problem.axes, skips)
+    mask = mask_arguments(problem.allowed, problem.axes, raw_queries)
     operands = (query, key, value, mask.query_seq_lengths, mask.key_value_seq_lengths)
     operands = _mapped_together(vary_as(operands, operands))
-    # The caller's (B, T, N, D) again: a pair of transposes that XLA cancels.
+    # The caller's layout, (B, T, N, D): a pair of transposes that XLA cancels.
     query, key, value = (_even(array.swapaxes(1, 2)) for array in operands[:3])
     out = jax.nn.dot_product_attention(
         query,
@@ -116,17 +132,17 @@ def _call(problem: Problem, scale: float | None, skips: bool = False) -> tuple[A
 
 
 def _even(rows: Array) -> Array:
-    """[B, T, N, D] with a row of zeros more where T is odd: JAX refuses the gradient of an odd
-    number, once it is asked for. Lengths are given then, so nobody looks at it.
+    """[B, T, N, D], padded by a row of zeros where T is odd: JAX refuses the gradient of an odd
+    length. Lengths are given then, so no query attends to that row.
     """
     return jnp.pad(rows, ((0, 0), (0, rows.shape[1] % 2), (0, 0), (0, 0)))
 
 
-def skips_padding(device: Device) -> bool:
-    """Whether cuDNN on this device is known to look at no padding in a forward pass."""
+def ignores_padding(device: Device) -> bool:
+    """Whether cuDNN on this device is known to ignore padding in a forward pass."""
     capability = device.capability
-    on = capability is not None and capability[0] == SKIPS_PADDING_ON
-    return on and _version() >= SKIPS_PADDING_SINCE
+    on = capability is not None and capability[0] == IGNORES_PADDING_ON
+    return on and _version() >= IGNORES_PADDING_SINCE
 
 
 @functools.cache
@@ -141,27 +157,12 @@ def _version() -> tuple[int, ...]:
     return min((tuple(map(int, parts)) for parts in found), default=(0,))
 
 
-def static_scale(score: Score, width: int) -> float | None:
-    """A dot product's scale where it is a number and not an array; None for every other score.
+def mask_arguments(allowed: Allowed, axes: Axes, raw_queries: bool = False) -> MaskArguments:
+    """A mask that `CuDNN` does not refuse, as jax.nn takes it.
 
-    A number is part of the compiled program. One that is not positive goes by the lift: kernels
-    find a row's maximum before they scale it.
-    """
-    if type(score) is not Dot:
-        return None
-    if score.scale is None:
-        return 1.0 / math.sqrt(max(width, 1))
-    plain = isinstance(score.scale, (int, float)) and 0 < score.scale < math.inf
-    return float(cast(float, score.scale)) if plain else None
-
-
-def mask_arguments(allowed: Allowed, axes: Axes, skips: bool = False) -> MaskArguments:
-    """A mask that `accepts` has accepted, as jax.nn takes it.
-
-    cuDNN aligns causal order at the start, as `facts.band` is aligned. An empty example passes
-    for one of length 1. Hidden, its only key and value are zero, so that its output is exactly 0,
-    and no gradient gets past the zeros. With `skips`, where it is not hidden, it has no queries
-    either. What cuDNN makes of no keys never matters.
+    cuDNN aligns causal order at the start, as `facts.band` is aligned. An empty example is passed
+    with length 1: zeroed, its only key and value are zero, so that its output is exactly 0, and so
+    are its gradients. With `raw_queries`, which are not zeroed, it is passed without queries.
     """
     lens, band = cast(LengthsAndBand, allowed.as_lengths_and_band())
     causal = band.right is not None
@@ -172,7 +173,7 @@ def mask_arguments(allowed: Allowed, axes: Axes, skips: bool = False) -> MaskArg
         lens = jnp.full(1, axes.S, jnp.int32)
     lens = jnp.broadcast_to(lens, (axes.B,))
     queries = jnp.full_like(lens, axes.T)
-    if skips:
+    if raw_queries:
         queries = jnp.where(lens > 0, queries, 0)
     return MaskArguments(causal, window, queries, jnp.maximum(lens, 1))
 
@@ -180,12 +181,12 @@ def mask_arguments(allowed: Allowed, axes: Axes, skips: bool = False) -> MaskArg
 def _features(problem: Problem) -> tuple[Array, Array]:
     """phi(q) and psi(k) in the inputs' dtype, zero in padding whatever the lift makes of zeros."""
     dtype = problem.query.dtype
-    lift = cast(Lift, find_ways(problem)[0][0].lift)
+    lift = cast(Lift, ScorePlan.of(problem).paths[0].lift)
     query, key = lift.query_features().astype(dtype), lift.key_features().astype(dtype)
     if problem.visible is not None:
         key = jnp.where(repeat_heads(problem.visible[..., None], key), key, 0)
-    if problem.seeing is not None:
-        query = jnp.where(problem.seeing[..., None], query, 0)
+    if problem.non_empty is not None:
+        query = jnp.where(problem.non_empty[..., None], query, 0)
     return query, key
 
 
@@ -207,7 +208,7 @@ def _lacks(request: Request) -> Iterator[str]:
     if request.dropout:
         yield "draws its own random numbers for dropout, not the ones every other backend draws"
     if request.bias:
-        yield "takes a bias only as a T×S array"
+        yield "takes no bias= here"
     yield from _mask_lacks(request.mask, axes)
     if axes.empty():
         return
@@ -245,12 +246,16 @@ def _score_lacks(request: Request) -> Iterator[str]:
     if lift is None:
         yield f"runs inner products only, and {name} has no lift to one here"
         return
-    if lift.key_bias:
+    if lift.key_bias is not None:
         yield f"cannot add the number per key that {name}'s lift comes with"
-    if lift.expansion or lift.guarded or not lift.standing.startswith("exact"):
+    if (
+        lift.expansion is not None
+        or lift.in_range is not None
+        or not lift.standing.startswith("exact")
+    ):
         yield f"runs exact lifts that are stored whole, and {name}'s is not one"
         return
-    width, value_width = lift.width, request.axes.V
+    width, value_width = lift.width(), request.axes.V
     if request.value_dtype is not None and width != value_width:
         yield (
             f"needs values as wide as the keys (V = {value_width}, keys {width}"
@@ -281,7 +286,7 @@ def _refusal_of_jax(axes: Axes, dtype: jnp.dtype, width: int) -> tuple[str, ...]
 
 
 def _width(request: Request) -> int:
-    return request.axes.key_width if request.axes.empty() else cast(LiftFacts, request.lift).width
+    return request.axes.key_width if request.axes.empty() else cast(Lift, request.lift).width()
 
 
 def _describe(mask: MaskFacts) -> str:

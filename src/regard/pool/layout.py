@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,9 @@ from jax import Array
 from regard.mask import Allowed
 from regard.normalize import Normalizer
 from regard.pool.problem import Problem
-from regard.pool.tiles import Operands, TilePlan, Tiling, make_operands, pad_rows, product_dtype
-from regard.score.contract import Lift, Score, accumulation_dtype
+from regard.pool.score_plan import ScorePath
+from regard.pool.xla_tiles import Operands, TilePlan, Tiling, pad_rows, product_dtype
+from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
 
 _forced: ContextVar[Tiling | None] = ContextVar("tiling", default=None)
@@ -37,7 +38,7 @@ def forced_tiling() -> Tiling | None:
 
 @dataclass(frozen=True)
 class Layout:
-    """How operands are cut into tiles: everything about it that is known before any data.
+    """How the operands of one path are cut into tiles; static.
 
     Attributes:
         axes: of the call.
@@ -47,9 +48,9 @@ class Layout:
         lifted: whether there is a lift.
         wide_features: whether the lift has an expansion.
         sizes: forced tile sizes.
-        platform: of JAX.
-        together: a tile holds all examples. A loop over them would ask for those of one device
-            after those of another, where the compiler has divided the batch among devices.
+        platform: of the call.
+        whole_batch: a tile holds all examples. A loop over examples would gather those of one
+            device after the other, where the compiler has sharded the batch.
     """
 
     axes: Axes
@@ -61,26 +62,19 @@ class Layout:
     wide_features: bool
     sizes: Tiling | None
     platform: str
-    together: bool = False
+    whole_batch: bool = False
 
     @classmethod
-    def of(
-        cls,
-        problem: Problem,
-        scored: tuple[Score, Array, Array] | None,
-        lift: Lift | None,
-        sizes: Tiling | None,
-        platform: str,
-    ) -> "Layout":
-        axes, definition = problem.axes, scored is not None and lift is None
+    def of(cls, problem: Problem, path: ScorePath, sizes: Tiling | None, platform: str) -> Self:
+        width = 1 if path.scored is None else path.scored[0].tile_width(problem.axes.query_width)
         return cls(
-            axes=axes,
+            axes=problem.axes,
             normalize=problem.normalize,
             dropout_rate=problem.dropout_rate,
             compute=problem.query.dtype,
-            width=cast(Any, scored)[0].tile_width(axes.query_width) if definition else 1,
-            lifted=lift is not None,
-            wide_features=lift is not None and lift.expansion is not None,
+            width=width,
+            lifted=path.lift is not None,
+            wide_features=path.lift is not None and path.lift.expansion is not None,
             sizes=sizes,
             platform=platform,
         )
@@ -98,7 +92,7 @@ class Layout:
         sizes = self.sizes or default_tiling(
             axes, self.wide_features, self.width, not allowed.everything(), self.platform
         )
-        if self.together:
+        if self.whole_batch:
             sizes = replace(sizes, block_b=axes.B)
         plan = TilePlan(
             axes=axes,
@@ -122,18 +116,6 @@ class Layout:
         return plan, operands, _pad_allowed(allowed, plan, rows, keys)
 
 
-def lay_out(
-    problem: Problem,
-    scored: tuple[Score, Array, Array] | None,
-    lift: Lift | None,
-    sizes: Tiling | None,
-    platform: str,
-) -> tuple[TilePlan, Operands, Allowed]:
-    """A problem's operands, cut into tiles."""
-    layout = Layout.of(problem, scored, lift, sizes, platform)
-    return layout.lay(make_operands(problem, scored, lift), problem.allowed)
-
-
 def default_tiling(
     axes: Axes, wide_features: bool, width: int, skips: bool, platform: str
 ) -> Tiling:
@@ -150,7 +132,7 @@ def default_tiling(
     # Smaller blocks of keys where some can be left out: more of them are.
     longest = 512 if wide_features or width > 1 or skips else 1024
     block_k = _even(axes.S, max(64, min(longest, budget // 64)))
-    limit = 1024 if wide_features else 512  # key features are made again for each query block
+    limit = 1024 if wide_features else 512  # key features are computed again for each query block
     block_q = _even(axes.T, max(32, min(limit, budget // (axes.N * block_k))))
     examples = max(1, budget // (axes.N * block_q * block_k))
     block_b = max(b for b in range(1, axes.B + 1) if axes.B % b == 0 and b <= examples)
@@ -169,7 +151,7 @@ def _fit(sizes: Tiling, axes: Axes) -> Tiling:
 
 
 def _pad_allowed(allowed: Allowed, plan: TilePlan, rows: int, keys: int) -> Allowed:
-    """Padded queries see nothing, padded keys are past every end."""
+    """Padded queries have empty rows, padded keys are past every end."""
     end = allowed.end
     if end is None and keys > plan.axes.S:
         end = jnp.full((1, 1, 1), plan.axes.S, jnp.int32)

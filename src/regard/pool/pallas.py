@@ -1,7 +1,7 @@
-"""The Pallas backend: which kernel runs which way of scoring, and what it does not do.
+"""The Pallas backend: GPU kernels for softmax over every score with a lift, and over additive ones.
 
-Scores with a lift run as features (wide_kernel); additive scores past their lift's range, or exact
-by request, as tanh in registers (tanh_kernel).
+Scores with a lift run as features (kernels/feature_pass.py). Additive scores past their lift's
+range, or exact by request, run as tanh in registers (kernels/tanh_pass.py).
 """
 
 import contextlib
@@ -16,15 +16,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.normalize import Softmax
-from regard.pool.passes import DivisiblePass, Static, pool_by
-from regard.pool.problem import Problem, hide_late
-from regard.pool.request import Device, Request
-from regard.pool.sharded import ShardedPass
-from regard.pool.ways import Way, find_ways, lift_ran
-from regard.pool.wide_kernel.blocks import Blocks, current_blocks
-from regard.score.additive import Additive
+from regard.placement import Device
+from regard.pool.backend import Backend, Request
+from regard.pool.kernels.block_shapes import Blocks, current_blocks
+from regard.pool.problem import Problem, zero_for_gradient
+from regard.pool.score_plan import Pass, ScorePath, ScorePlan
 from regard.score.contract import Lift
-from regard.varying import vary_as
 
 AMPERE, HOPPER = (8, 0), (9, 0)
 MOSAIC_SINCE = (0, 11)  # the JAX whose Mosaic GPU lowering hopper.py is written for
@@ -53,141 +50,132 @@ def interpreted() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Target:
-    """What kernels are traced for: "hopper", "gpu" or "interpret", and block shapes forced."""
+class Settings:
+    """What kernels are traced for.
 
-    device: str
-    blocks: Blocks | None
-
-    @classmethod
-    def of(cls, device: Device) -> "Target":
-        if _interpreted.get():
-            return cls("interpret", current_blocks())
-        mosaic = device.capability == HOPPER and jax.__version_info__ >= MOSAIC_SINCE
-        # As of JAX 0.11, its loops do not take bounds that vary over a mesh.
-        mosaic = mosaic and not device.varies
-        return cls("hopper" if mosaic else "gpu", current_blocks())
-
-
-def accepts(request: Request) -> str:
-    """Why these kernels can run a request.
-
-    Raises:
-        NotImplementedError: naming what they lack.
-    """
-    device = request.device
-    on_gpu = device.capability is not None and device.capability >= AMPERE
-    if not on_gpu and not _interpreted.get():
-        raise NotImplementedError(
-            "the kernels need an NVIDIA GPU of compute capability 8.0 or later (running on "
-            f"{device.platform}); inside regard.pool.pallas.interpreted() a CPU runs them, slowly"
-        )
-    if not isinstance(request.normalize, Softmax):
-        raise NotImplementedError(
-            f"the kernels know Softmax only, not {type(request.normalize).__name__}"
-        )
-    if request.bias:
-        raise NotImplementedError("the kernels take no bias= per pair of query and key")
-    dtypes = [request.dtype] + ([] if request.value_dtype is None else [request.value_dtype])
-    for dtype in dtypes:
-        if jnp.dtype(dtype).name not in _DTYPES:
-            raise NotImplementedError(f"the kernels take {', '.join(_DTYPES)}, not {dtype}")
-    if request.axes.V > 256:
-        raise NotImplementedError(f"values wider than 256 (here {request.axes.V})")
-    if request.axes.empty():
-        return "nothing to look at, or nobody to look: zeros"
-    if request.lift is not None:
-        return _describe(request)
-    if isinstance(request.score, Additive):
-        return "exact tanh in registers, memory linear in T and S"
-    raise NotImplementedError(
-        f"{type(request.score).__name__} has no lift: no inner product for the kernels to compute"
-    )
-
-
-def _describe(request: Request) -> str:
-    lift = request.lift
-    assert lift is not None
-    kernel = Target.of(request.device).device
-    how = {"hopper": "Mosaic GPU", "gpu": "Triton", "interpret": "Triton, interpreted"}[kernel]
-    said = f"memory linear in T and S; {how} kernel over features of width {lift.width}"
-    axes = request.axes
-    described = request.score.describe_lift(axes.T, axes.S, request.dtype)
-    return f"{said}; scores by {described}" if described else said
-
-
-def pallas(problem: Problem, target: Target, scale: float | None) -> tuple[Array, Array]:
-    """The output, [B, N, T, V], in the value's dtype, and whether the lift ran (bool scalar).
-
-    Args:
+    Attributes:
+        kernel: "hopper", "gpu" (Ampere and later) or "interpret".
+        device: of the call.
+        blocks: forced block shapes; None looks them up.
         scale: a number that the score only multiplies by, known before any data: the kernel
             multiplies, and no copy of the queries is made. None: the lift multiplies.
     """
-    if scale is None:  # a lift may mix rows, padding with the rest
-        return _pool(problem.hidden(), target, scale)
-    ways = (functools.partial(way, target=target, scale=scale) for way in (_alone, _and_back))
-    return hide_late(*ways, problem)
+
+    kernel: str
+    device: Device
+    blocks: Blocks | None
+    scale: float | None
 
 
-def _alone(problem: Problem, target: Target, scale: float) -> tuple[Array, Array]:
-    """A forward pass without a way back. Its kernels replace the scores of pairs that may not meet;
-    a query that meets no key has no weight, and its output is 0.
+def kernel_for(device: Device) -> str:
+    """Which kernels run on a device, as in `Settings`."""
+    if _interpreted.get():
+        return "interpret"
+    mosaic = device.capability == HOPPER and jax.__version_info__ >= MOSAIC_SINCE
+    # As of JAX 0.11, Mosaic's loops do not take bounds that vary over a mesh.
+    return "hopper" if mosaic and not device.varies else "gpu"
+
+
+class Pallas(Backend):
+    """Kernels for NVIDIA GPUs since Ampere; memory linear in T and S."""
+
+    name = "pallas"
+    when = "on a GPU, softmax over any score with a lift, or additive"
+    measured = (
+        "one H200, bfloat16: additive, B=8, T=S=4096, h=V=64, 0.53 ms, the book's form 18.6; "
+        "per-query lengths, B=4, T=S=4096, N=16, D=64, 0.37 ms, jax.nn by XLA 5.6"
+    )
+
+    def prefers(self, request: Request) -> bool:
+        return request.device.platform == "gpu"
+
+    def refuses(self, request: Request) -> str | None:
+        device, axes = request.device, request.axes
+        on_gpu = device.capability is not None and device.capability >= AMPERE
+        if not on_gpu and not _interpreted.get():
+            return (
+                "the kernels need an NVIDIA GPU of compute capability 8.0 or later (running on "
+                f"{device.platform}); inside regard.pool.pallas.interpreted() a CPU runs them, "
+                "slowly"
+            )
+        if not isinstance(request.normalize, Softmax):
+            return f"the kernels know Softmax only, not {type(request.normalize).__name__}"
+        if request.bias:
+            return "the kernels take no bias= per pair of query and key"
+        for dtype in (request.dtype, request.value_dtype or request.dtype):
+            if jnp.dtype(dtype).name not in _DTYPES:
+                return f"the kernels take {', '.join(_DTYPES)}, not {dtype}"
+        if axes.V > 256:
+            return f"values wider than 256 (here {axes.V})"
+        if axes.empty() or request.lift is not None or request.score.tanh_vector() is not None:
+            return None
+        name = type(request.score).__name__
+        return f"{name} has no lift: no inner product for the kernels to compute"
+
+    def describe(self, request: Request) -> str:
+        if request.axes.empty():
+            return "no query or no key: zeros"
+        plan = request.plan(tile_form=False)
+        if plan.paths[0].lift is None:
+            return "exact tanh in registers, memory linear in T and S"
+        kernel = dict(hopper="Mosaic GPU", gpu="Triton", interpret="Triton, interpreted")
+        how = kernel[kernel_for(request.device)]
+        return f"{how} kernel, memory linear in T and S; scores {plan.describe()}"
+
+    def settings(self, request: Request) -> Settings:
+        scale = request.score.static_scale(request.axes.query_width)
+        return Settings(kernel_for(request.device), request.device, current_blocks(), scale)
+
+    def pool(self, problem: Problem, settings: Settings) -> tuple[Array, Array]:
+        if settings.scale is None:  # a lift may mix rows, padding with the rest
+            return _pool_zeroed(problem, settings)
+        forward_only = functools.partial(_pool_forward_only, settings=settings)
+        differentiable = functools.partial(_pool_zeroed, settings=settings)
+        return zero_for_gradient(forward_only, differentiable, problem)
+
+
+def _pool_forward_only(problem: Problem, settings: Settings) -> tuple[Array, Array]:
+    """A forward pass without a backward pass: its kernels replace the scores of masked pairs, and
+    the output of an empty row is 0.
     """
-    from regard.pool.wide_kernel.wide_pass import hides_values
+    from regard.pool.kernels.feature_pass import zeroes_values
 
     dtypes = problem.query.dtype, cast(Array, problem.value).dtype
-    if hides_values(target.device, dtypes, problem.allowed, problem.seed):
-        return _pool(problem, target, scale, raw_values=True)
-    return _pool(problem.with_hidden_values(), target, scale)
+    if zeroes_values(settings.kernel, dtypes, problem.allowed, problem.seed):
+        return _pool(problem, settings, raw_values=True)
+    return _pool(problem.with_zeroed_values(), settings)
 
 
-def _and_back(problem: Problem, target: Target, scale: float) -> tuple[Array, Array]:
-    return _pool(problem.hidden(), target, scale)
+def _pool_zeroed(problem: Problem, settings: Settings) -> tuple[Array, Array]:
+    return _pool(problem.zeroed(), settings)
 
 
-def _pool(
-    problem: Problem, target: Target, scale: float | None, raw_values: bool = False
-) -> tuple[Array, Array]:
-    ways, in_range = find_ways(problem, tiled=False)
-    prepared = [_prepare(problem, way, target, scale, raw_values) for way in ways]
-    passes, operands = zip(*prepared, strict=True)
-    static = Static(
-        tuple(ShardedPass(one) for one in passes),
-        branch=True,
-        dtype=cast(Array, problem.value).dtype,
-    )
-    allowed = (problem.allowed,) * len(ways)
-    inputs = (operands, allowed, problem.seed, in_range)
-    out = pool_by(static, *vary_as(inputs, inputs))
-    return out, lift_ran(ways, in_range)
+def _pool(problem: Problem, settings: Settings, raw_values: bool = False) -> tuple[Array, Array]:
+    plan = ScorePlan.of(problem, tile_form=False)
+    passes = [_prepare(problem, path, settings, raw_values) for path in plan.paths]
+    return plan.pool(problem, passes, settings.device, branch=True)
 
 
 def _prepare(
-    problem: Problem, way: Way, target: Target, scale: float | None, raw_values: bool
-) -> tuple[DivisiblePass, Any]:
+    problem: Problem, path: ScorePath, settings: Settings, raw_values: bool
+) -> tuple[Pass, Any]:
     # Imported when first used: loading Pallas takes a tenth of `import regard`.
-    from regard.pool.tanh_kernel.tanh_pass import TanhPass, TanhRows
-    from regard.pool.wide_kernel.wide_pass import WideOperands, WidePass
+    from regard.pool.kernels.feature_pass import FeatureOperands, FeaturePass
+    from regard.pool.kernels.tanh_pass import TanhOperands, TanhPass
 
     axes, value, dtype = problem.axes, cast(Array, problem.value), problem.query.dtype
-    keys = way.lift.key if way.lift is not None else cast(Any, way.scored)[2]
-    if keys.shape[1] != axes.K:  # one score per head: no sharing
+    blocks, rate = settings.blocks, problem.dropout_rate
+    if path.key_heads != axes.K:  # one score per head: no sharing
         value, axes = jnp.repeat(value, axes.N // axes.K, axis=1), replace(axes, K=axes.N)
-    if way.lift is None:
-        score, x, y = cast(Any, way.scored)
-        exact = TanhPass(
-            axes, dtype, problem.dropout_rate, target.device == "interpret", target.blocks
-        )
-        return exact, TanhRows(x, y, score, value)
-    lift: Lift = way.lift
-    query = lift.query
-    if scale is not None and scale > 0:
-        query = problem.query
-    else:
-        scale = 1.0
-    wide = WidePass(
-        axes, dtype, scale, problem.dropout_rate, target.device, target.blocks, raw_values
-    )
-    # Two ways have to agree on what they have cotangents for.
-    as_they_came = lift.as_they_came if lift.in_range is None else None
-    return wide, WideOperands(lift.expansion, query, lift.key, lift.key_bias, value, as_they_came)
+    if path.lift is None:
+        score, x, y = cast(Any, path.scored)
+        exact = TanhPass(axes, dtype, rate, settings.kernel == "interpret", blocks)
+        return exact, TanhOperands(x, y, score, value)
+    lift: Lift = path.lift
+    query, scale = lift.query, 1.0
+    if settings.scale is not None:
+        query, scale = problem.query, settings.scale
+    by_features = FeaturePass(axes, dtype, scale, rate, settings.kernel, blocks, raw_values)
+    # Both branches of lax.cond must return cotangents of the same structure.
+    raw = lift.raw_queries if lift.in_range is None else None
+    return by_features, FeatureOperands(lift.expansion, query, lift.key, lift.key_bias, value, raw)

@@ -2,123 +2,128 @@
 
 Each device keeps its own queries. Keys and values travel round the ring, one device further at
 every step, while the device pools over those that it holds (blockwise.py does that), and partial
-results are merged. On the way back the same keys travel again and their gradients with them, so
-that both are home after one round. No device ever holds more than its share and one that passes
+results are merged. In the backward pass the same keys travel again, their gradients with them, so
+that both are home after one circuit. No device ever holds more than its share and one that passes
 through: memory is linear in the share.
 
-In causal order the last device would have the most to do and the first next to nothing. There
-each device takes two chunks of the sequence, one from the front and its mirror image from the
-back ("zigzag"), which all have the same number of pairs.
+In causal order the last device would have the most work and the first next to none. There each
+device takes two chunks of the sequence, one from the front and its mirror image from the back
+("zigzag"), so that all have the same number of pairs.
 """
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from regard.dropout import Draw
 from regard.mask import Allowed
+from regard.placement import Device, vary_as
+from regard.pool.backend import Backend, Request
 from regard.pool.blockwise import TiledPass
-from regard.pool.inside import whole_axes
-from regard.pool.layout import Layout
-from regard.pool.passes import Static, pool_by
+from regard.pool.layout import forced_tiling
 from regard.pool.problem import Problem
-from regard.pool.request import Request, Ring
-from regard.pool.tiles import Operands, Tiling, make_operands, pad_rows
-from regard.pool.ways import find_ways, lift_ran
+from regard.pool.score_plan import ScorePlan
+from regard.pool.sequence_axis import SequenceAxis
+from regard.pool.xla_tiles import Operands, Tiling, make_operands, pad_rows
 from regard.score.contract import accumulation_dtype, sequence_over
 from regard.shapes import Axes
-from regard.varying import vary_as
 
 ROWS = 2  # the axis of queries and keys in [B, N, T, ...]
-PARTS = 16  # in which a device cuts its queries and keys: a sixteenth of its keys is under way
-LEAST = {"cpu": 256, "gpu": 2048}  # of them; shorter parts would not keep a device busy
+PARTS = 16  # of a device's queries and keys: a sixteenth of its keys is in transit
+LEAST = {"cpu": 256, "gpu": 2048}  # rows of a part; shorter ones would not fill a device
 
 
-def ring_of(mesh: Any, axis: str | None) -> Ring | None:
-    """The ring that a caller of `attend` asked for; None: none."""
-    if axis is None:
-        if mesh is not None:
-            raise ValueError(
-                "mesh= goes with sequence_axis=, the axis that shards T and S. Got a mesh of "
-                f"{dict(mesh.shape)} and no sequence_axis. Fix: name one; for a sharded batch no "
-                "argument is needed."
+class Settings(NamedTuple):
+    """The devices that share the sequence, forced tile sizes, and the device of the call."""
+
+    over: SequenceAxis
+    sizes: Tiling | None
+    device: Device
+
+
+class Ring(Backend):
+    """A sequence sharded over a mesh axis; memory linear in each device's share."""
+
+    name = "ring"
+    when = "where sequence_axis= shards the sequence over a mesh axis"
+    takes_sharded_sequences = True
+    measured = "the only one that pools over such shares; docs/scaling.md has its cost"
+
+    def prefers(self, request: Request) -> bool:
+        return request.sequence is not None
+
+    def refuses(self, request: Request) -> str | None:
+        if request.sequence is None:
+            return (
+                "ring attention needs sequence_axis=, the mesh axis that shards T and S: "
+                'attend(..., mesh=mesh, sequence_axis="seq")'
             )
+        if not request.normalize.merges:
+            name = type(request.normalize).__name__
+            return f"{name} needs whole rows: the parts of two devices cannot be merged"
+        if request.bias:
+            return "the ring takes no bias= per pair of query and key: it would not be sharded"
+        if request.mask.segments or request.mask.boolean:
+            return "the ring takes masks by lengths, causal order and windows only"
         return None
-    around = jax.sharding.get_abstract_mesh()
-    if mesh is None or axis in around.manual_axes:  # inside the caller's shard_map
-        mesh = around
-    elif isinstance(mesh, jax.sharding.Mesh):
-        # The same devices, with shardings left to XLA: what is not the ring's business, such as a
-        # sharded batch, then needs no words here.
-        kinds = (AxisType.Auto,) * len(mesh.axis_names)
-        mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
-    return Ring(mesh, axis)
 
+    def describe(self, request: Request) -> str:
+        return "keys and values travel round the mesh axis; memory linear in each device's share"
 
-def accepts(request: Request) -> str:
-    """Why the ring can do this; or NotImplementedError."""
-    if not request.normalize.merges:
-        name = type(request.normalize).__name__
-        raise NotImplementedError(f"{name} needs whole rows: what two devices found cannot merge")
-    if request.bias:
-        raise NotImplementedError("no bias= per pair of query and key: it would not be sharded")
-    if request.mask.segments or request.mask.boolean:
-        raise NotImplementedError("masks by lengths, causal order and windows only")
-    return "keys and values travel round the mesh axis; memory linear in each device's share"
+    def settings(self, request: Request) -> Settings:
+        return Settings(cast(SequenceAxis, request.sequence), forced_tiling(), request.device)
 
-
-def ring(problem: Problem, over: Ring, sizes: Tiling | None, platform: str) -> tuple[Array, Array]:
-    """The output, [B, N, T, V], in the value's dtype, and whether the lift ran (bool scalar).
-
-    What a lift needs to know of all keys (their mean, their range) is found before the ring: where
-    arrays are whole, XLA adds up over the devices; inside the caller's shard_map, the lift does.
-    """
-    axes, band = problem.axes, problem.allowed.facts and problem.allowed.facts.band
-    chunks = 2 if band is not None and band.right is not None and over.size > 1 else 1
-    if over.inside and (axes.T % 2 or axes.S % 2):
-        chunks = 1  # nothing can be padded there, so halves must come out even
-    axes = whole_axes(axes, over)
-    with sequence_over(over.axis if over.inside else None):
-        # A user's own lift would look at one share of the keys and take it for all of them.
-        own = type(problem.score).__module__.startswith("regard.")
-        ways, in_range = find_ways(problem, lifted=own or not over.inside)
-    if in_range is not None and over.inside:  # all devices go the same way
-        in_range = lax.pmin(in_range.astype(jnp.int32), over.axis) > 0
-    shares = Shares.of(axes, over, chunks, platform)
-    passes, operands = [], []
-    for way in ways:
-        layout = Layout.of(problem, way.scored, way.lift, sizes, platform)
-        layout = replace(layout, axes=shares.local_axes(axes), together=over.has_company)
-        passes.append(RingPass(axes, shares, layout))
-        operands.append(make_operands(problem, way.scored, way.lift))
-    allowed = (shares.ranges(problem.allowed, axes),) * len(ways)
-    static = Static(tuple(passes), platform != "cpu", cast(Array, problem.value).dtype)
-    inputs = (tuple(operands), allowed, problem.seed, in_range)
-    if over.inside:  # what is the same on all devices has a gradient that is the sum of theirs
-        inputs = vary_as(inputs, (inputs, lax.axis_index(over.axis)))
-    out = pool_by(static, *inputs)
-    return out, lift_ran(ways, in_range)
+    def pool(self, problem: Problem, settings: Settings) -> tuple[Array, Array]:
+        """What a lift needs to know of all keys (their mean, their range) is found before the ring:
+        where arrays are whole, XLA reduces over the devices; inside the caller's shard_map, the
+        lift does.
+        """
+        problem, (over, sizes, device) = problem.zeroed(), settings
+        axes, band = problem.axes, problem.allowed.facts and problem.allowed.facts.band
+        chunks = 2 if band is not None and band.right is not None and over.size > 1 else 1
+        if over.inside and (axes.T % 2 or axes.S % 2):
+            chunks = 1  # nothing can be padded there, so halves must be equal
+        axes = over.whole(axes)
+        with sequence_over(over.axis if over.inside else None):
+            # Another lift would take one share of the keys for all of them.
+            lifted = problem.score.sums_over_shares or not over.inside
+            plan = ScorePlan.of(problem, lifted=lifted)
+        if plan.in_range is not None and over.inside:  # all devices take the same path
+            every = lax.pmin(plan.in_range.astype(jnp.int32), over.axis) > 0
+            plan = plan._replace(in_range=every)
+        shares = Shares.of(axes, over, chunks, device.platform)
+        passes = []
+        for path in plan.paths:
+            tiled = TiledPass.of(problem, path, sizes, device.platform)
+            local = shares.local_axes(axes)
+            tiled = replace(tiled, axes=local, whole_batch=over.has_other_axes)
+            passes.append((RingPass(axes, shares, tiled), make_operands(problem, path)))
+        problem = replace(problem, allowed=shares.ranges(problem.allowed, axes))
+        # What is the same on all devices has a gradient that is the sum of theirs.
+        like = lax.axis_index(over.axis) if over.inside else ()
+        branch = device.platform != "cpu"
+        return plan.pool(problem, passes, device, branch=branch, sharded=False, like=like)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Who has which part of the sequence, and how a device cuts what it has.
+    """Which device has which part of the sequence, and how it cuts its part.
 
     Attributes:
         over: the ring.
         chunks: how many pieces of the sequence each device has, 1 or 2.
         rows, keys: of one chunk; the last ones may be padding.
-        row_blocks: a device's queries are worked on in so many blocks, one after the other.
-        key_pieces: and its keys travel in so many pieces, so that a piece is under way, and not a
-            second share of keys.
+        row_blocks: blocks of a device's queries, pooled one after the other.
+        key_pieces: pieces of a device's keys, which travel one by one, so that a device holds one
+            piece besides its share, and not a second share.
     """
 
-    over: Ring
+    over: SequenceAxis
     chunks: int
     rows: int
     keys: int
@@ -126,7 +131,7 @@ class Shares:
     key_pieces: int
 
     @classmethod
-    def of(cls, axes: Axes, over: Ring, chunks: int, platform: str) -> "Shares":
+    def of(cls, axes: Axes, over: SequenceAxis, chunks: int, platform: str) -> "Shares":
         def cut(length: int) -> tuple[int, int]:
             """The length of a chunk, and in how many equal parts it is cut."""
             shares = over.size * chunks
@@ -263,7 +268,7 @@ class RingPass:
 
     axes: Axes
     shares: Shares
-    layout: Layout
+    tiled: TiledPass
 
     def forward(
         self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
@@ -300,9 +305,9 @@ class RingPass:
     def _local_forward(
         self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
     ) -> tuple[Array, Any]:
-        shares, normalize, axes = self.shares, self.layout.normalize, self.axes
+        shares, normalize, axes = self.shares, self.tiled.normalize, self.axes
         operands, allowed, seed, active = self._own(operands, allowed, seed, active)
-        pool, wide = TiledPass(self.layout), self._wide(operands)
+        pool, wide = self.tiled, self._wide(operands)
         rows = (axes.B, axes.N, shares.chunks * shares.rows)
 
         def visit(here: Any, first: Array, results: Any) -> Any:
@@ -319,7 +324,7 @@ class RingPass:
         def step(index: Array, carry: Any) -> Any:
             keys, results = carry
             piece, here, first = self._at_hand(keys, index)
-            coming = self._pass_on(here)  # under way while this one is worked on
+            coming = self._pass_on(here)  # in transit while this piece is pooled
             results = visit(here, first, results)
             return _store(keys, coming, piece), results
 
@@ -336,11 +341,11 @@ class RingPass:
         active: Array | None,
         results: tuple[Array, Array, Any],
     ) -> Operands:
-        shares, pool = self.shares, TiledPass(self.layout)
+        shares, pool = self.shares, self.tiled
         operands, allowed, seed, active = self._own(operands, allowed, seed, active)
         wide = self._wide(operands)
         d_out, out, stats = results
-        # Once, and not again with every piece: the output need not stay then.
+        # Once, and not for every piece: then the output need not be kept.
         delta = jnp.sum(d_out.astype(wide) * out.astype(wide), -1)
         results = shares.spread((d_out, delta, stats))
         zeros = functools.partial(jax.tree.map, lambda a: jnp.zeros(a.shape, wide))
@@ -436,7 +441,7 @@ class RingPass:
 
     def _wide(self, operands: Operands) -> Any:
         """The dtype of sums, as the layout has it."""
-        return accumulation_dtype(self.layout.compute, cast(Array, operands.value).dtype)
+        return accumulation_dtype(self.tiled.compute, cast(Array, operands.value).dtype)
 
     # Around the ring ---------------------------------------------------------------------------
 
@@ -450,7 +455,7 @@ class RingPass:
         )
 
     def _padded_ranges(self, allowed: Allowed) -> Allowed:
-        """Padded queries see nothing: their range ends at 0."""
+        """Padded queries have empty rows: their range ends at 0."""
         rows = self.shares.all_rows
         start, end = jax.tree.map(lambda a: pad_rows(a, ROWS, rows), (allowed.start, allowed.end))
         return Allowed(start, end, (), ())

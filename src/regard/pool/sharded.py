@@ -1,9 +1,8 @@
 """Batch and heads on several devices: each pools its own share, and nothing is gathered.
 
 Examples and heads never mix in attention, but XLA cannot see that through a kernel or a loop over
-tiles, and would put whole arrays together on every device. `ShardedPass` tells it, by JAX's
-custom_partitioning. What remains to be sent is sums: gradients of what the devices have in common.
-On one device, and inside shard_map, a ShardedPass is the pass that it wraps.
+tiles, and would gather whole arrays on every device. `run_shares` tells it, by JAX's
+custom_partitioning. The only communication left is sums: gradients of what the devices share.
 """
 
 import math
@@ -18,8 +17,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from regard.dropout import Draw
-from regard.mask import Allowed
-from regard.pool.passes import DivisiblePass
+from regard.pool.score_plan import ShardablePass
 from regard.score.contract import Score
 from regard.shapes import Axes
 
@@ -34,39 +32,8 @@ class Kinds(tuple[str | None, ...]):
         return cls((*first[:rank], *(None,) * (rank - len(first))))
 
 
-@dataclass(frozen=True)
-class ShardedPass:
-    """A pass over shares of the batch and the heads, wherever the compiler has put them."""
-
-    whole: DivisiblePass
-
-    def forward(
-        self, operands: Any, allowed: Allowed, seed: Array | None, active: Array | None
-    ) -> tuple[Array, Any]:
-        inputs = (operands, allowed, seed, active)
-        return _run(self.whole, "forward", inputs) if _may_shard() else self.whole.forward(*inputs)
-
-    def backward(
-        self,
-        operands: Any,
-        allowed: Allowed,
-        seed: Array | None,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
-    ) -> Any:
-        inputs = (operands, allowed, seed, active, results)
-        if _may_shard():
-            return _run(self.whole, "backward", inputs)
-        return self.whole.backward(*inputs)
-
-
-def _may_shard() -> bool:
-    """Several devices, and the compiler says which has what: inside shard_map the caller does."""
-    return jax.device_count() > 1 and not jax.sharding.get_abstract_mesh().manual_axes
-
-
-def _run(whole: DivisiblePass, direction: str, inputs: tuple[Any, ...]) -> Any:
-    """whole.forward(*inputs) or whole.backward(*inputs), shared out."""
+def run_shares(whole: ShardablePass, direction: str, inputs: tuple[Any, ...]) -> Any:
+    """whole.forward(*inputs) or whole.backward(*inputs), each device its share of both axes."""
     # Imported when first used: it is needed on several devices only.
     from jax.experimental.custom_partitioning import custom_partitioning
 
@@ -145,7 +112,7 @@ def _kinds_of(axes: Axes, inputs: tuple[Any, ...]) -> list[Any]:
     heads = {axes.K: KEY_HEADS, axes.N: HEADS} if found else {}
 
     def by_shape(array: Array) -> Kinds:
-        """[B|1, N|K|1, ...]; an axis of 1 that broadcasts belongs to everyone."""
+        """[B|1, N|K|1, ...]; an axis of 1 that broadcasts is on every device."""
         shape = jnp.shape(array)
         first = BATCH if shape[:1] == (axes.B,) else None
         return Kinds.of((first, *map(heads.get, shape[1:2])), len(shape))
@@ -184,7 +151,7 @@ def _parameters_by_head(scores: Sequence[Score]) -> tuple[set, bool]:
 
 
 def _rule(operands: Sequence[Kinds], results: Sequence[Kinds]) -> Any:
-    """The same in Shardy's words: which axes belong together, and that the others stay whole."""
+    """The same as a Shardy rule: which axes are sharded together; the others stay whole."""
     from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule
 
     # Key heads go by a letter of their own. Tied to the heads, four shares of two key heads would
@@ -205,7 +172,7 @@ def _rule(operands: Sequence[Kinds], results: Sequence[Kinds]) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------
-# Who has what.
+# Which device has which share.
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,14 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool
 
+from regard.placement import current_platform
 from regard.score.contract import (
     Lift,
     Score,
-    Tiled,
+    TileForm,
     accumulation_dtype,
     matmul_precision,
-    of_all_shares,
+    over_shares,
     project,
     repeat_heads,
     with_heads,
@@ -41,6 +42,11 @@ from regard.score.sine_series import series_table, terms_for
 
 # One rounding of the number itself, in the types whose rounding is coarser than 1e-6.
 DEFAULT_TOLERANCE = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 1e-6}
+
+_TILE_FORM_STANDING = (
+    "exact, by tanh(x+y) = 1 - 2/(1 + e^2x e^2y), faster on a CPU than the lift, "
+    f"while abs(x) and abs(y) <= {REACH:g}"
+)
 
 # A kernel may keep features in float16, where they have to be far from its largest number.
 LARGEST_WEIGHT = 1e4
@@ -112,6 +118,8 @@ class Additive(Score):
             definition in float64. "exact": the definition always.
     """
 
+    sums_over_shares = True
+
     query_kernel: Array | None
     key_kernel: Array | None
     vector: Array
@@ -128,9 +136,11 @@ class Additive(Score):
             self, query, key, d_scores, cpu=_back_on_cpu, default=_back_by_products
         )
 
-    def tiled(self, query: Array, key: Array, *, visible: Array | None = None) -> Tiled | None:
+    def tile_form(
+        self, query: Array, key: Array, *, visible: Array | None = None
+    ) -> TileForm | None:
         """1 - 2 / (1 + e^2x e^2y): exact, and on a CPU faster than the lift and than tanh."""
-        if jax.default_backend() != "cpu" or lift_policy().anywhere:
+        if current_platform(query, key) != "cpu" or lift_policy().anywhere:
             return None
         projected, x, y = self.projected(query, key)
         *_, shift = _ranges(x, y, visible)
@@ -139,10 +149,10 @@ class Additive(Score):
             y = jnp.where(visible[..., None], y, 0)
         reach = [jnp.max(jnp.abs(jax.lax.stop_gradient(side))) for side in (x, y)]
         in_range = all_over_vmap(jnp.maximum(*reach) <= REACH)  # False on NaN too
-        # Out of range this way is not taken, but its exponentials still have a gradient, and zero
+        # Out of range this form is not used, but its exponentials still have a gradient, and zero
         # times infinity is NaN.
         x, y = (jnp.exp(2.0 * jnp.where(in_range, side, 0)) for side in (x, y))
-        return Tiled(LogisticForm(projected.vector), x, y, in_range)
+        return TileForm(LogisticForm(projected.vector), x, y, in_range, _TILE_FORM_STANDING)
 
     def projected(self, query: Array, key: Array) -> "tuple[Additive, Array, Array]":
         """x = W_q q, [..., T, h], and y = W_k k, [..., S, h], in float32 or wider."""
@@ -157,7 +167,7 @@ class Additive(Score):
 
     def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift | None:
         tolerance = self.lift_tolerance(query.dtype)
-        if tolerance is None or not worth_lifting(query.shape[-2], key.shape[-2]):
+        if tolerance is None or not worth_lifting(query, key):
             return None
         projected, x, y = self.projected(query, key)
         table = _Table.fit(tolerance, design_limit(query.shape[-2], key.shape[-2]))
@@ -179,7 +189,11 @@ class Additive(Score):
             in_range = jnp.all(reach <= float(table.limits[-1]))  # False on NaN too
             in_range &= jnp.all(jnp.abs(projected.vector) <= LARGEST_WEIGHT)
             in_range = all_over_vmap(in_range)
-        return Lift(x, y, expansion=expansion, in_range=in_range, standing=f"within {tolerance:g}")
+        standing = (
+            f"each tanh within {tolerance:.3g} by {len(table.coefficients)} sines "
+            f"while abs(x+y) <= {table.limits[-1]:.2f}"
+        )
+        return Lift(x, y, expansion=expansion, in_range=in_range, standing=standing)
 
     def check(self, query_width: int, key_width: int) -> None:
         hidden = self.vector.shape[-1] if self.vector.ndim in (1, 2) else -1
@@ -227,22 +241,8 @@ class Additive(Score):
             return DEFAULT_TOLERANCE.get(jnp.dtype(dtype).name)
         return float(self.tolerance)
 
-    def describe_lift(self, query_len: int, key_len: int, dtype: jnp.dtype) -> str | None:
-        tolerance = self.lift_tolerance(dtype)
-        if tolerance is None or not worth_lifting(query_len, key_len):
-            if jax.default_backend() != "cpu":
-                return None
-            return (
-                "tanh(x+y) = 1 - 2/(1 + e^2x e^2y), exact, in cache, faster on a CPU than the "
-                f"lift; where abs(x) or abs(y) exceeds {REACH:g}, by tanh itself"
-            )
-        table = _Table.fit(tolerance, design_limit(query_len, key_len))
-        terms, hidden = len(table.coefficients), self.vector.shape[-1]
-        return (
-            f"sine series of R={terms} terms, width 2Rh = {2 * terms * hidden}, each tanh within "
-            f"{tolerance:.3g} while abs(x+y) <= {table.limits[-1]:.2f}; past that, decided on the "
-            "data at run time, the definition (return_lifted=True tells)"
-        )
+    def tanh_vector(self) -> Array:
+        return self.vector
 
 
 def _back_on_cpu(
@@ -275,16 +275,16 @@ def _back_by_products(
     return Additive(None, None, sum_to(d_w, score.vector), score.tolerance), d_x * w, d_y * w
 
 
-def worth_lifting(query_len: int, key_len: int) -> bool:
+def worth_lifting(query: Array, key: Array) -> bool:
     """Whether matrix products beat tanh: on a matrix unit, and not for one decoding step.
 
-    Features cost T + S and save T·S. A CPU has no such unit: there `tiled` is faster at every
+    Features cost T + S and save T·S. A CPU has no such unit: there `tile_form` is faster at every
     length and tolerance (benchmarks/README.md), and exact.
     """
     if lift_policy().anywhere:
         return True
-    long = query_len * key_len >= 32 * (query_len + key_len)
-    return long and jax.default_backend() != "cpu"
+    T, S = query.shape[-2], key.shape[-2]
+    return T * S >= 32 * (T + S) and current_platform(query, key) != "cpu"
 
 
 def design_limit(query_len: int, key_len: int) -> float:
@@ -342,12 +342,12 @@ def _ranges(x: Array, y: Array, visible: Array | None) -> tuple[Array, Array, Ar
     if visible is not None:
         y_low = jnp.where(visible[..., None], y, jnp.inf)
         y_high = jnp.where(visible[..., None], y, -jnp.inf)
-    y_low = of_all_shares("min", y_low.min(-2, keepdims=True))  # [..., K, 1, h]
-    y_high = of_all_shares("max", y_high.max(-2, keepdims=True))
+    y_low = over_shares("min", y_low.min(-2, keepdims=True))  # [..., K, 1, h]
+    y_high = over_shares("max", y_high.max(-2, keepdims=True))
     nothing = y_low > y_high  # no visible key at all
     y_low, y_high = jnp.where(nothing, 0, y_low), jnp.where(nothing, 0, y_high)
-    x_low = of_all_shares("min", x.min(-2, keepdims=True))  # [..., N, 1, h]
-    x_high = of_all_shares("max", x.max(-2, keepdims=True))
+    x_low = over_shares("min", x.min(-2, keepdims=True))  # [..., N, 1, h]
+    x_high = over_shares("max", x.max(-2, keepdims=True))
     if x.ndim > 2 and x.shape[-3] != y.shape[-3]:  # a group of query heads shares its key head
         grouped = (*y.shape[:-2], x.shape[-3] // y.shape[-3], x.shape[-1])
         x_low = x_low.reshape(grouped).min(-2, keepdims=True)

@@ -26,6 +26,8 @@ class Bilinear(Score):
         kernel: M, (Hq, Hk), or (N, Hq, Hk), one per head.
     """
 
+    sums_over_shares = True
+
     kernel: Array
 
     def scores(self, query: Array, key: Array) -> Array:

@@ -9,12 +9,14 @@ import functools
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
+
+from regard.placement import current_platform
 
 
 class Score:
@@ -31,7 +33,8 @@ class Score:
     - `check(query_width, key_width)`: raise ValueError where the widths do not fit.
 
     Without a lift, blockwise pooling calls `scores` on one tile of queries and keys at a time,
-    so a new score has linear memory and a gradient from its first line on.
+    so a new score has linear memory and a gradient from its first line on. The other methods state
+    what a backend may use; their defaults are right for every score.
 
     Example:
         >>> from dataclasses import dataclass
@@ -48,6 +51,17 @@ class Score:
         >>> regard.attend(x, x, x, score=Laplace(0.01)).shape
         (5, 1)
     """
+
+    def __init_subclass__(cls) -> None:
+        """A subclass that redefines `scores` inherits none of its parent's equal forms, which would
+        be forms of another score; one that redefines `lift` inherits nothing stated about it.
+        """
+        super().__init_subclass__()
+        stated = ("sums_over_shares", "static_scale", "tanh_vector")
+        equal = ("lift", "tile_form", "scores_back", "projected", *stated)
+        for name in equal if "scores" in vars(cls) else stated if "lift" in vars(cls) else ():
+            if name not in vars(cls):
+                setattr(cls, name, vars(Score)[name])
 
     def scores(self, query: Array, key: Array) -> Array:
         """a(q, k) by definition: [..., T, Hq] and [..., S, Hk] -> [..., T, S]."""
@@ -66,11 +80,15 @@ class Score:
     def scores_back(
         self, query: Array, key: Array, d_scores: Array
     ) -> "tuple[Score, Array, Array]":
-        """Cotangents of parameters, query and key, for one tile; a score may know a faster way."""
+        """Cotangents of parameters, query and key for one tile; override where there is a faster
+        form than autodiff.
+        """
         return jax.vjp(lambda *inputs: type(self).scores(*inputs), self, query, key)[1](d_scores)
 
-    def tiled(self, query: Array, key: Array, *, visible: Array | None = None) -> "Tiled | None":
-        """An equal score that is quicker tile by tile, and the data for which it holds."""
+    def tile_form(
+        self, query: Array, key: Array, *, visible: Array | None = None
+    ) -> "TileForm | None":
+        """An equal score on prepared inputs that is faster tile by tile, or None."""
         return None
 
     def projected(self, query: Array, key: Array) -> "tuple[Score, Array, Array]":
@@ -92,26 +110,36 @@ class Score:
         """Numbers that the definition holds per (query, key) pair: bounds a tile's size."""
         return query_width
 
-    def describe_lift(self, query_len: int, key_len: int, dtype: jnp.dtype) -> str | None:
-        """One line on the lift for `explain`, or None where the definition is used."""
+    # What a backend may ask -------------------------------------------------------------------
+
+    sums_over_shares: ClassVar[bool] = False  # the lift reduces over keys by `over_shares` only
+
+    def static_scale(self, query_width: int) -> float | None:
+        """c, where the score is c · q.k with a positive number c known before any data."""
+        return None
+
+    def tanh_vector(self) -> Array | None:
+        """w, where the projected score is wᵀ tanh(x + y); there is a kernel for that."""
         return None
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Tiled:
-    """A score on inputs prepared once, quicker per tile than the definition, and as exact.
+class TileForm:
+    """A score on inputs prepared once: faster per tile than the definition, and as exact.
 
     Attributes:
         score: scores the prepared inputs.
         query, key: [..., T, F] and [..., S, F].
         in_range: bool scalar, False where the data needs the definition itself.
+        standing: its form and range, for `explain`.
     """
 
     score: Score
     query: Array
     key: Array
     in_range: Bool[Array, ""]
+    standing: str = field(default="exact", metadata=dict(static=True))
 
 
 class Expansion(Protocol):
@@ -122,11 +150,12 @@ class Expansion(Protocol):
     def key(self, compact: Array) -> Array: ...
 
 
-class AsTheyCame(NamedTuple):
-    """The same scores out of queries that nothing was done to: query . psi(k) + key_bias.
+class RawQueries(NamedTuple):
+    """The same scores from the caller's unchanged queries: query . psi(k) + key_bias.
 
-    For a forward pass, which then has no pass over the queries before it. Not for a way back: what
-    the query lacks is in the bias, and gradients of keys would be the difference of the two.
+    For a forward pass, which then needs no pass over the queries before it. Not for a backward
+    pass: what the query lacks is in the bias, and gradients of keys would be the difference of two
+    large numbers.
 
     Attributes:
         query: [..., T, F], in the caller's dtype.
@@ -155,7 +184,8 @@ class Lift:
         expansion: see `Expansion`.
         in_range: a bool scalar, False where the data left the range in which the lift keeps
             its promise and the definition has to be used; None for a lift that always holds.
-        as_they_came: see `AsTheyCame`; None for a lift without this.
+        raw_queries: see `RawQueries`; None for a lift without this.
+        standing: "exact", "exact up to a per-query constant" or "within ... over ...".
     """
 
     query: Array
@@ -164,8 +194,14 @@ class Lift:
     query_bias: Array | None = None
     expansion: Expansion | None = None
     in_range: Bool[Array, ""] | None = None
-    as_they_came: AsTheyCame | None = None
+    raw_queries: RawQueries | None = None
     standing: str = field(default="exact", metadata=dict(static=True))
+
+    def width(self) -> int:
+        """R, of the features; known before any data."""
+        if self.expansion is None:
+            return self.key.shape[-1]
+        return jax.eval_shape(type(self.expansion).key, self.expansion, self.key).shape[-1]
 
     def query_features(self) -> Array:
         """phi(q), [..., T, R]."""
@@ -200,8 +236,8 @@ def sequence_over(axis: str | None) -> Iterator[None]:
         _sequence.reset(token)
 
 
-def of_all_shares(reduce: str, found: Array) -> Array:
-    """What "sum", "min" or "max" found along the sequence, of the devices that share it too."""
+def over_shares(reduce: str, found: Array) -> Array:
+    """A "sum", "min" or "max" over one device's share of the sequence -> that over all shares."""
     axis = _sequence.get()
     if axis is None:
         return found
@@ -240,7 +276,7 @@ def inner_products(
 
 def _product(subscripts: str, left: Array, right: Array, dtype: jnp.dtype | None = None) -> Array:
     wide = accumulation_dtype(left.dtype) if dtype is None else dtype
-    if jax.default_backend() == "cpu":  # not every product of 16-bit numbers exists there
+    if current_platform(left) == "cpu":  # not every product of 16-bit numbers exists there
         left, right = left.astype(wide), right.astype(wide)
     return jnp.einsum(
         subscripts,
@@ -259,15 +295,16 @@ def project(
     A kernel [H, F] serves every head; [N, H, F] one each. Returned as accumulated or, `rounded`,
     in the inputs' dtype, where a matrix unit would round it next: it writes half as much.
     """
-    on_matrix_unit = rounded and jax.default_backend() != "cpu"
+    on_matrix_unit = rounded and current_platform(inputs) != "cpu"
     dtype = inputs.dtype if on_matrix_unit else None
     kernel = kernel.astype(inputs.dtype)
     if kernel.ndim == 3:
         return _product("...nth,nhf->...ntf", inputs, kernel, dtype)
     if inputs.ndim < 4:
         return _product("...th,hf->...tf", inputs, kernel, dtype)
-    # In the caller's order, [B, T, N, H], where two transposes cancel. For a product over [B, N, T]
-    # XLA copies the heads to the front and its result back: on a GPU, twice the product's time.
+    # In the caller's layout, [B, T, N, H], where two transposes cancel. For a product over
+    # [B, N, T] XLA copies the heads to the front and its result back: on a GPU, twice the
+    # product's time.
     projected = _product("...tnh,hf->...tnf", inputs.swapaxes(-3, -2), kernel, dtype)
     return projected.swapaxes(-3, -2)
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,8 @@ class Dot(Score):
         scale: a number, a scalar array (it may be learned), or (N,), one per head.
     """
 
+    sums_over_shares = True
+
     scale: float | Array | None = None
 
     def scores(self, query: Array, key: Array) -> Array:
@@ -48,6 +51,13 @@ class Dot(Score):
         # The product with the scale stays in float32: rounding it to bfloat16 would move
         # every query by up to 2^-9.
         return Lift(query.astype(accumulation_dtype(query.dtype)) * self._scale(query), key)
+
+    def static_scale(self, query_width: int) -> float | None:
+        if self.scale is None:
+            return 1.0 / math.sqrt(max(query_width, 1))
+        # Not an array, and positive: a kernel finds a row's maximum before it scales it.
+        plain = isinstance(self.scale, (int, float)) and 0 < self.scale < math.inf
+        return float(cast(float, self.scale)) if plain else None
 
     def check(self, query_width: int, key_width: int) -> None:
         require_one_width("Dot", query_width, key_width)

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from regard.placement import current_platform
 from regard.score.contract import (
-    AsTheyCame,
     Lift,
+    RawQueries,
     Score,
     accumulation_dtype,
-    of_all_shares,
+    over_shares,
     repeat_heads,
     require_one_width,
     with_heads,
@@ -42,6 +43,8 @@ class Gaussian(Score):
         width: a number, a scalar array (it may be learned), or (N,), one per head.
     """
 
+    sums_over_shares = True
+
     width: float | Array = 1.0
 
     def scores(self, query: Array, key: Array) -> Array:
@@ -56,7 +59,7 @@ class Gaussian(Score):
         some = key if visible is not None else key[..., :: max(1, key.shape[-2] // SAMPLE), :]
         center = jax.lax.stop_gradient(_center(some.astype(wide), visible))  # [..., 1, D]
         inverse_square = self._inverse_square(query)  # [..., 1, 1]
-        # Queries may stay as they came where the keys can take the factor; float16 is too narrow.
+        # Queries may stay unchanged where the keys can take the factor; float16 is too narrow.
         by_keys = jnp.finfo(key.dtype).maxexp > 16
         on_query, on_key = (1.0, inverse_square) if by_keys else (inverse_square, 1.0)
         key = ((key.astype(wide) - center) * on_key).astype(key.dtype)
@@ -68,13 +71,13 @@ class Gaussian(Score):
         psi = key.astype(wide)
         half = -0.5 * on_query / on_key
         query_norm = jnp.square(centered).sum(-1)  # [..., T]
-        as_they_came = AsTheyCame(query, (psi * (psi * half - center)).sum(-1)) if by_keys else None
+        raw_queries = RawQueries(query, (psi * (psi * half - center)).sum(-1)) if by_keys else None
         return Lift(
             centered * on_query,
             key,
             key_bias=(psi * (psi * half)).sum(-1),  # [..., S]
             query_bias=(-0.5 * inverse_square[..., 0]) * query_norm,
-            as_they_came=as_they_came,
+            raw_queries=raw_queries,
             standing="exact up to a per-query constant",
         )
 
@@ -97,7 +100,7 @@ def _center(key: Array, visible: Array | None) -> Array:
     stay as they are, where a difference would have to be rounded.
     """
     seen = jnp.ones(key.shape[:-1], bool) if visible is None else visible
-    count = of_all_shares("sum", seen.sum(-1, keepdims=True))
+    count = over_shares("sum", seen.sum(-1, keepdims=True))
     share = seen.astype(key.dtype) / jnp.maximum(count, 1).astype(key.dtype)
     key = jnp.where(seen[..., None], key, 0)
     mean, size = _weighted_sums(share, (key, jnp.abs(key)))
@@ -111,8 +114,8 @@ def _weighted_sums(share: Array, sides: tuple[Array, ...]) -> tuple[Array, ...]:
     queries and keys are centered on two points, 1.6e-5 off in the weights at offset 1000. On a CPU
     as a matrix product, which uses all cores; elsewhere as a sum behind a barrier.
     """
-    if jax.default_backend() == "cpu":
+    if current_platform(share) == "cpu":
         product = functools.partial(jnp.einsum, "...s,...sd->...d", precision="highest")
-        return tuple(of_all_shares("sum", product(share, side)[..., None, :]) for side in sides)
+        return tuple(over_shares("sum", product(share, side)[..., None, :]) for side in sides)
     sums = [(side * share[..., None]).sum(-2, keepdims=True) for side in sides]
-    return jax.lax.optimization_barrier(tuple(of_all_shares("sum", total) for total in sums))
+    return jax.lax.optimization_barrier(tuple(over_shares("sum", total) for total in sums))

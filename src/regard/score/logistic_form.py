@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
+from regard.placement import vary_as
 from regard.score.contract import Score, matmul_precision, with_heads
-from regard.varying import vary_as
 
 # Past this, e^2x e^2y of float32 would leave its range, or its inverse would.
 REACH = 20.0

@@ -1,4 +1,4 @@
-"""The wide kernel alone: the adapter between a case of features and `regard.pool.wide_kernel`.
+"""The wide kernel alone: the adapter between a case of features and `regard.pool.kernels`.
 
 Kernels come and go by name, so they are looked up when a case asks for them: one that is not
 there is a row of the table with the reason.
@@ -12,7 +12,7 @@ import jax
 from regard.bench.cases.case import Case, Inputs
 from regard.bench.peers.program import Absent, Program, compile_program
 
-WIDE_KERNEL = "regard.pool.wide_kernel"
+WIDE_KERNEL = "regard.pool.kernels"
 
 
 def build(case: Case, inputs: Inputs) -> Program:

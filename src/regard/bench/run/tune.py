@@ -1,6 +1,6 @@
 """`regard bench --tune`: the fastest block shapes of the wide kernel on this device.
 
-Prints lines for the table `regard.pool.wide_kernel.blocks.TABLE`. Every candidate is compiled,
+Prints lines for the table `regard.pool.kernels.block_shapes.TABLE`. Every candidate is compiled,
 checked against float64 and timed, one process and one device; who fails is left out.
 """
 
@@ -20,7 +20,7 @@ from regard.bench.peers import kernels
 from regard.bench.peers.program import Program
 from regard.bench.run.timing import Clock, DeviceClock
 
-BLOCKS = ".blocks"
+BLOCKS = ".block_shapes"
 READINGS = 5  # of each candidate; their median counts
 WORKERS = 8  # compilations at a time
 SHARED_BYTES = 227 * 1024  # what a block of threads may have on Hopper: more is sure to fail

@@ -9,10 +9,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as mgpu
 
 if TYPE_CHECKING:
-    from regard.pool.wide_kernel.hopper import Memory, Place, Plan
+    from regard.pool.kernels.hopper import HopperPlan, Memory, Place
 
 ROWS = 64  # queries of one warpgroup: the rows of one wgmma
-COLUMNS = 64  # of the values that are hidden at a time
+COLUMNS = 64  # of the values that are zeroed at a time
 APART = 8  # columns of the weights that are summed on their own: threads have two of each eight
 REGISTERS = 232
 LOWEST = -1e30  # where the running maximum starts: finite, so that -inf - LOWEST is -inf
@@ -63,7 +63,7 @@ def slot_of(step: Any, slots: int) -> Any:
     return lax.rem(jnp.asarray(step, jnp.int32), jnp.int32(slots)) if slots > 1 else 0
 
 
-def compute(plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]) -> None:
+def compute(plan: "HopperPlan", place: "Place", memory: "Memory", refs: dict[str, Any]) -> None:
     """Pools 64 queries over every key block they visit, and writes their output."""
     mgpu.set_max_registers(REGISTERS, action="increase")
     worker = _Worker(plan, place, memory, refs)
@@ -79,7 +79,7 @@ def compute(plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]
 class _Worker:
     """One warpgroup."""
 
-    def __init__(self, plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]):
+    def __init__(self, plan: "HopperPlan", place: "Place", memory: "Memory", refs: dict[str, Any]):
         self.plan, self.place, self.memory, self.refs = plan, place, memory, refs
         self.rows = pl.ds(place.first_row + place.warpgroup * ROWS, ROWS)
         self.start, self.end = self._per_row("start"), self._per_row("end")
@@ -228,7 +228,7 @@ class _Worker:
         return State(out, top, total)
 
     def finish(self, state: State) -> None:
-        """Writes output and log-sum-exp; a row that saw nothing is 0 and -inf."""
+        """Writes output and log-sum-exp; an empty row is 0 and -inf."""
         plan, place = self.plan, self.place
         own = self.refs["out"].at[plan.at(place.part, place.head, self.rows)]
         summed = state.total if state.total.ndim == 1 else state.total.sum(axis=1)
@@ -314,7 +314,7 @@ class _Worker:
         slot = slot_of(ik - self.place.visits[0], self.plan.blocks.value_slots)
         mgpu.barrier_wait(self.memory.value_ready.at[slot])
         if masked:
-            self._hide_values(ik, slot)
+            self._zero_values(ik, slot)
         return slot
 
     def _release_values(self, ik: Array) -> None:
@@ -344,14 +344,14 @@ class _Worker:
             scores = jnp.where(keys >= starts, scores, -jnp.inf)
         return scores
 
-    def _hide_values(self, ik: Array, slot: Any) -> None:
-        """Zeros for the values that nobody of this block may look at: 0 times NaN is NaN.
+    def _zero_values(self, ik: Array, slot: Any) -> None:
+        """Zeroes the values that every query of this block masks: 0 times NaN is NaN.
 
         Both warpgroups do it, neither waits for the other: they write the same.
         """
         if self.place.last_key is not None:
-            hidden = (ik + 1) * self.plan.blocks.keys > self.place.last_key
-            pl.when(hidden)(lambda: self._write_zeros(ik, slot))
+            masked = (ik + 1) * self.plan.blocks.keys > self.place.last_key
+            pl.when(masked)(lambda: self._write_zeros(ik, slot))
 
     def _write_zeros(self, ik: Array, slot: Any) -> None:
         shape = (self.plan.blocks.keys, COLUMNS)
@@ -359,8 +359,8 @@ class _Worker:
             part = self.memory.value.at[slot, :, pl.ds(first, COLUMNS)]
             values = mgpu.load(part, layout=TILE)  # type: ignore[call-arg]
             keys = mgpu.broadcasted_iota(jnp.int32, shape, 0, layout=TILE)
-            seen = keys + ik * self.plan.blocks.keys < self.place.last_key
-            part[...] = jnp.where(seen, values, jnp.zeros_like(values))
+            kept = keys + ik * self.plan.blocks.keys < self.place.last_key
+            part[...] = jnp.where(kept, values, jnp.zeros_like(values))
         mgpu.commit_smem()
 
     def _per_row(self, name: str) -> Array | None:

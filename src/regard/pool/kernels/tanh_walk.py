@@ -1,6 +1,6 @@
-"""The kernel of the way back: sums over one side's tokens, for every token of the other.
+"""The kernel of the tanh backward pass: sums over one side's tokens, for every token of the other.
 
-A thread keeps a few tokens of one side and walks over the other, so that sums stay in its
+A thread keeps a few tokens of one side and loops over the other, so that sums stay in its
 registers: no atomics, no exchange between threads, the same bits every time. Two tokens of the
 walk share a reciprocal: r_1 = b / ab, r_2 = a / ab. Per element and unit that is 4.5 products and
 sums (5.5 with the second sum), 1/2 reciprocal, and 0.7 for loads, addresses and conversions: 5.7
@@ -19,10 +19,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Float, Int
 
-from regard.pool.tanh_kernel.instructions import Float32
-from regard.pool.tanh_kernel.operands import TWO_LOG2_E
-from regard.pool.wide_kernel.tile import share_of
-from regard.varying import result, vary_as
+from regard.placement import kernel_result, vary_as
+from regard.pool.kernels.tanh_operands import TWO_LOG2_E
+from regard.pool.kernels.tanh_tile import Float32
+from regard.pool.kernels.tile import share_of
 
 PAIR = 60.0  # powers of two: a product of two terms below 2^60 stays a normal number
 
@@ -62,7 +62,7 @@ def walk(
         g: d scores, in whole blocks.
         walked, kept: e^2x and e^2y, either way round, blocked; x and y where in_reach is 0.
         bounds: first and last + 1 step of each kept block's walk.
-        parts: programs that share a walk, so that there are enough of them; their sums are added.
+        parts: split factor: how many programs share a walk; their sums are added.
     """
     E, count, hidden, _ = kept.shape
     units, unit = blocks.units, Float32(interpret)
@@ -109,7 +109,7 @@ def walk(
 
     arrays = (g, walked, kept, bounds, in_reach)
     arrays = vary_as(arrays, arrays)
-    out = result((E, parts, *kept.shape[1:]), jnp.float32, arrays)
+    out = kernel_result((E, parts, *kept.shape[1:]), jnp.float32, arrays)
     sums = pl.pallas_call(
         kernel,
         grid=(hidden // units, count * parts, E),  # programs that share g are neighbors

@@ -1,7 +1,12 @@
-"""Pooling with exact additive scores, forward and backward, over wide_kernel's loops."""
+"""Pooling with exact additive scores, forward and backward.
+
+tanh(x + y) = 1 - 2 / (1 + e^2x e^2y) is computed in registers and never stored. tanh_operands.py
+computes the exponentials, one per token; tanh_tile.py the scores of a tile; tanh_backward.py d x,
+d y and d w. Softmax, masks and dropout are those of every kernel (forward.py, backward_wide.py).
+"""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -9,50 +14,49 @@ from jax import Array
 
 from regard.dropout import Draw, first_rows
 from regard.mask import Allowed
-from regard.pool.tanh_kernel.operands import operands as tanh_operands
-from regard.pool.tanh_kernel.pull import d_projected
-from regard.pool.tanh_kernel.tile import TanhScore
-from regard.pool.wide_kernel.blocks import Blocks, pick_parts
-from regard.pool.wide_kernel.d_scores import d_scores
-from regard.pool.wide_kernel.forward import forward
-from regard.pool.wide_kernel.rows import (
-    lay_ranges,
+from regard.pool.kernels.backward_wide import d_scores
+from regard.pool.kernels.block_shapes import Blocks, pick_parts
+from regard.pool.kernels.forward import forward
+from regard.pool.kernels.padding import (
     pad,
-    pad_rows_back,
+    pad_mask,
+    pad_results,
     round_up,
     run_stripes,
     stripe_rows,
 )
-from regard.pool.wide_kernel.tile import LOG2_E, TilePass
-from regard.score.additive import Additive
-from regard.score.contract import matmul_precision, repeat_heads
+from regard.pool.kernels.tanh_backward import d_projected
+from regard.pool.kernels.tanh_operands import tanh_operands
+from regard.pool.kernels.tanh_tile import TanhScore
+from regard.pool.kernels.tile import LOG2_E, KernelPlan
+from regard.score.contract import Score, matmul_precision, repeat_heads
 from regard.shapes import Axes
 
-SHARE = 4  # of a stripe's bytes: pull.py turns d scores, and keeps both
-BLOCKS = Blocks(64, 64, warps=4, stages=2)  # what tile.py's layout of a tile asks for
+SHARE = 4  # of a stripe's bytes: tanh_backward.py transposes d scores, and keeps both
+BLOCKS = Blocks(64, 64, warps=4, stages=2)  # the layout of a tile in tanh_tile.py asks for these
 MANY = Blocks(128, 64, warps=8, stages=2)  # forward, a tenth faster where programs are many
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class TanhRows:
+class TanhOperands:
     """Projected queries and keys, the weights of their hidden units, and the values.
 
     Attributes:
         x: [B, N, T, h] float32.
         y: [B, K, S, h] float32.
-        score: of projected rows; its vector is w, (h,) or (N, h).
+        score: of projected rows; its `tanh_vector` is w, (h,) or (N, h).
         value: [B, K, S, V].
     """
 
     x: Array
     y: Array
-    score: Additive
+    score: Score
     value: Array
 
     @property
     def vector(self) -> Array:
-        return self.score.vector
+        return cast(Array, self.score.tanh_vector())
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,11 @@ class TanhPass:
         return replace(self, axes=axes)
 
     def forward(
-        self, operands: TanhRows, allowed: Allowed, seed: Array | Draw | None, active: Array | None
+        self,
+        operands: TanhOperands,
+        allowed: Allowed,
+        seed: Array | Draw | None,
+        active: Array | None,
     ) -> tuple[Array, Array]:
         static = self._static(operands, backward=False)
         arrays = self._arrays(static, _centered(operands), allowed, seed)
@@ -84,22 +92,22 @@ class TanhPass:
 
     def backward(
         self,
-        operands: TanhRows,
+        operands: TanhOperands,
         allowed: Allowed,
         seed: Array | Draw | None,
         active: Array | None,
         results: tuple[Array, Array, Array],
-    ) -> TanhRows:
+    ) -> TanhOperands:
         rows, axes = operands, self.axes
         static, centered = self._static(rows, backward=True), _centered(rows)
         arrays = self._arrays(static, centered, allowed, seed)
-        arrays |= pad_rows_back(static, results, rows.value.dtype)
+        arrays |= pad_results(static, results, rows.value.dtype)
         arrays["x"] = pad(centered.x, {2: static.T})
         vector = jnp.broadcast_to(rows.vector, (axes.B, axes.N, rows.vector.shape[-1]))
         vector = vector.reshape(axes.B * axes.N, -1)
         y = _heads_as_examples(repeat_heads(pad(centered.y, {2: static.S}), arrays["x"]))
 
-        def stripe(part: TilePass, arrays: dict[str, Array]) -> tuple[Array, Any]:
+        def stripe(part: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Any]:
             x = arrays.pop("x")
             visits = arrays.pop("visits")[..., ::3] * part.blocks.keys  # of keys: low and high
             visits = jnp.broadcast_to(visits, (part.B, part.N, *visits.shape[2:]))
@@ -125,14 +133,14 @@ class TanhPass:
         d_vector = (d_vector if rows.vector.ndim == 2 else d_vector.sum(0)).astype(
             rows.vector.dtype
         )
-        return TanhRows(
+        return TanhOperands(
             d_x[:, :, : axes.T],
             d_y[:, :, : axes.S],
-            replace(rows.score, vector=d_vector),
+            jax.vjp(lambda score: score.tanh_vector(), rows.score)[1](d_vector)[0],
             d_value[:, :, : axes.S, : axes.V].astype(rows.value.dtype),
         )
 
-    def _static(self, rows: TanhRows, backward: bool) -> TilePass:
+    def _static(self, rows: TanhOperands, backward: bool) -> KernelPlan:
         axes = self.axes
         programs = axes.B * axes.N * (axes.T // MANY.queries)
         many = programs >= 256  # an H200 runs half of them at a time
@@ -140,7 +148,7 @@ class TanhPass:
         T, S = round_up(axes.T, blocks.queries), round_up(axes.S, blocks.keys)
         if backward:
             T = round_up(axes.T, stripe_rows(axes, blocks.queries, S, self.dtype, SHARE))
-        return TilePass(
+        return KernelPlan(
             TanhScore(interpret=self.interpret),
             blocks,
             axes.B,
@@ -155,11 +163,11 @@ class TanhPass:
         )
 
     def _arrays(
-        self, static: TilePass, rows: TanhRows, allowed: Allowed, seed: Array | Draw | None
+        self, static: KernelPlan, rows: TanhOperands, allowed: Allowed, seed: Array | Draw | None
     ) -> dict[str, Array]:
         """What kernels read, by name."""
         T, S, blocks = static.T, static.S, static.blocks
-        ranges = lay_ranges(allowed, self.axes, T, S)
+        mask = pad_mask(allowed, self.axes, T, S)
         prepared = tanh_operands(
             pad(rows.x, {2: T}),
             pad(rows.y, {2: S}),
@@ -169,8 +177,8 @@ class TanhPass:
         arrays = dict(
             **prepared._asdict(),
             value=pad(rows.value, {2: S, 3: static.V}),
-            bounds=static.visits(ranges),
-            **ranges.arrays(),
+            bounds=mask.bounds(static.tile, T, S),
+            **mask.arrays(),
         )
         if seed is not None:
             words = seed.words if isinstance(seed, Draw) else seed
@@ -178,7 +186,7 @@ class TanhPass:
         return arrays
 
 
-def _centered(rows: TanhRows) -> TanhRows:
+def _centered(rows: TanhOperands) -> TanhOperands:
     """y about 0, per hidden unit, for the range of its exponentials; x takes the shift."""
     y = jax.lax.stop_gradient(rows.y)
     shift = 0.5 * (y.min(-2, keepdims=True) + y.max(-2, keepdims=True))

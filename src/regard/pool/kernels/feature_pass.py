@@ -1,8 +1,8 @@
-"""Pooling over features, forward and backward: pads, picks the kernel, and pulls d scores back.
+"""Pooling over features, forward and backward: pads, picks the kernels, and computes d features.
 
-Forward: hopper.py where it can, else forward.py. Backward: narrow_back.py for narrow features; else
-d_scores.py writes d scores, a stripe of queries at a time so that memory stays linear, and matrix
-products (cuBLAS) do the rest.
+Forward: hopper.py where it can, else forward.py. Backward: backward_narrow.py for narrow features;
+else backward_wide.py writes d scores, a stripe of queries at a time so that memory stays linear,
+and matrix products (cuBLAS) do the rest.
 """
 
 import functools
@@ -15,30 +15,30 @@ from jax import Array
 
 from regard.dropout import Draw, first_rows
 from regard.mask import Allowed
-from regard.pool.wide_kernel.blocks import Blocks, pick_blocks
-from regard.pool.wide_kernel.bounds import Ranges, key_bounds
-from regard.pool.wide_kernel.d_scores import d_scores
-from regard.pool.wide_kernel.features import make_features
-from regard.pool.wide_kernel.forward import forward
-from regard.pool.wide_kernel.narrow_back import OF_TOKENS, narrow_back
-from regard.pool.wide_kernel.rows import (
-    lay_ranges,
+from regard.pool.kernels.backward_narrow import backward_narrow
+from regard.pool.kernels.backward_wide import d_scores
+from regard.pool.kernels.block_shapes import Blocks, pick_blocks
+from regard.pool.kernels.features import make_features
+from regard.pool.kernels.forward import forward
+from regard.pool.kernels.padding import (
+    KernelMask,
     pad,
-    pad_rows_back,
+    pad_mask,
+    pad_results,
     round_up,
     run_stripes,
     stripe_rows,
 )
-from regard.pool.wide_kernel.tile import LOG2_E, FeatureScore, TilePass
-from regard.score.contract import AsTheyCame, Expansion, matmul_precision
+from regard.pool.kernels.tile import LOG2_E, OF_TOKENS, FeatureScore, KernelPlan
+from regard.score.contract import Expansion, Lift, RawQueries, matmul_precision
 from regard.shapes import Axes
 
-NARROW = 128  # 16-bit features and values up to this width are pulled back by narrow_back.py
+NARROW = 128  # 16-bit features and values up to this width have backward_narrow.py
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class WideOperands:
+class FeatureOperands:
     """Compact rows of a lift, and the values.
 
     Attributes:
@@ -47,7 +47,7 @@ class WideOperands:
         key: [B, K, S, F].
         key_bias: [B, K, S]; None is zero.
         value: [B, K, S, V].
-        as_they_came: the lift's; hopper.py takes its query and bias, and the way back has no
+        raw_queries: the lift's; hopper.py takes its query and bias, and the backward pass has no
             cotangent for it. Last, so that the cotangents of all others are the first ones.
     """
 
@@ -56,17 +56,15 @@ class WideOperands:
     key: Array
     key_bias: Array | None
     value: Array
-    as_they_came: AsTheyCame | None = None
+    raw_queries: RawQueries | None = None
 
     def width(self) -> int:
         """Of the features."""
-        if self.expansion is None:
-            return self.key.shape[-1]
-        return jax.eval_shape(type(self.expansion).key, self.expansion, self.key).shape[-1]
+        return Lift(self.query, self.key, expansion=self.expansion).width()
 
 
 @dataclass(frozen=True)
-class WidePass:
+class FeaturePass:
     """Pooling with the scores scale · phi(q) · psi(k) + key_bias.
 
     Attributes:
@@ -74,8 +72,8 @@ class WidePass:
         scale: positive.
         device: "hopper", "gpu" (Ampere and later) or "interpret" (a CPU, for tests).
         forced: block shapes; None looks them up.
-        raw_values: those that nobody may look at are as the caller left them, NaN perhaps; only a
-            forward pass for which `hides_values` is given them so.
+        raw_values: values that every query masks are not zeroed; only for a forward pass of which
+            `zeroes_values` is true.
     """
 
     axes: Axes
@@ -86,12 +84,12 @@ class WidePass:
     forced: Blocks | None
     raw_values: bool = False
 
-    def share(self, axes: Axes) -> "WidePass":
+    def share(self, axes: Axes) -> "FeaturePass":
         return replace(self, axes=axes)
 
     def forward(
         self,
-        operands: WideOperands,
+        operands: FeatureOperands,
         allowed: Allowed,
         seed: Array | Draw | None,
         active: Array | None,
@@ -99,7 +97,7 @@ class WidePass:
         dtype = self.dtype
         if operands.expansion is not None and dtype == jnp.bfloat16:
             # Sines, times a weight that the lift has checked to be small enough: three bits more.
-            # Not on the way back, where gradients may be too small for float16.
+            # Not in the backward pass, where gradients may be too small for float16.
             dtype = jnp.dtype(jnp.float16)
         if _fits_hopper(self.device, (dtype, operands.value.dtype), allowed, seed):
             out, lse = self._on_hopper(dtype, operands, allowed)
@@ -108,19 +106,20 @@ class WidePass:
             phi, psi = self._features(
                 dtype, sizes, operands.expansion, operands.query, operands.key
             )
-            ranges = lay_ranges(allowed, self.axes, static.T, static.S)
-            arrays = self._arrays(static, phi, psi, operands, ranges, seed)
-            out, lse = forward(static, arrays | {"bounds": static.visits(ranges)})
+            mask = pad_mask(allowed, self.axes, static.T, static.S)
+            arrays = self._arrays(static, phi, psi, operands, mask, seed)
+            bounds = mask.bounds(static.tile, static.T, static.S)
+            out, lse = forward(static, arrays | {"bounds": bounds})
         return out[:, :, : self.axes.T, : self.axes.V], lse[:, :, : self.axes.T]
 
     def backward(
         self,
-        operands: WideOperands,
+        operands: FeatureOperands,
         allowed: Allowed,
         seed: Array | Draw | None,
         active: Array | None,
         results: tuple[Array, Array, Array],
-    ) -> WideOperands:
+    ) -> FeatureOperands:
         narrow = self._narrow_blocks(operands)
         static, sizes = self._static(operands, "backward", narrow)
         features, pull = jax.vjp(
@@ -129,19 +128,19 @@ class WidePass:
             operands.query,
             operands.key,
         )
-        ranges = lay_ranges(allowed, self.axes, static.T, static.S)
-        arrays = self._arrays(static, *features, operands, ranges, seed)
-        arrays |= pad_rows_back(static, results, operands.value.dtype)
+        mask = pad_mask(allowed, self.axes, static.T, static.S)
+        arrays = self._arrays(static, *features, operands, mask, seed)
+        arrays |= pad_results(static, results, operands.value.dtype)
         if narrow is not None:
-            d_phi, (d_psi, d_value, d_bias) = self._narrow_back(static, arrays, ranges, narrow)
+            d_phi, (d_psi, d_value, d_bias) = self._backward_narrow(static, arrays, mask, narrow)
         else:
-            arrays["bounds"] = static.visits(ranges)
-            d_phi, (d_psi, d_value, d_bias) = self._pull_back(static, arrays)
+            arrays["bounds"] = mask.bounds(static.tile, static.T, static.S)
+            d_phi, (d_psi, d_value, d_bias) = self._backward_wide(static, arrays)
         width = features[0].shape[-1]
         d_expansion, d_query, d_key = pull((d_phi[..., :width], d_psi[..., :width]))
         S, V = self.axes.S, self.axes.V
         bias = operands.key_bias
-        return WideOperands(
+        return FeatureOperands(
             d_expansion,
             d_query,
             d_key,
@@ -149,8 +148,8 @@ class WidePass:
             d_value[:, :, :S, :V].astype(operands.value.dtype),
         )
 
-    def _pull_back(
-        self, static: TilePass, arrays: dict[str, Array]
+    def _backward_wide(
+        self, static: KernelPlan, arrays: dict[str, Array]
     ) -> tuple[Array, tuple[Array, Array, Array]]:
         """d phi [B, N, T, R]; and d psi [B, K, S, R], d value [B, K, S, V], d key_bias [B, K, S].
 
@@ -160,7 +159,7 @@ class WidePass:
         rows = stripe_rows(self.axes, static.blocks.queries, static.S, self.dtype)
         sums = self.dtype if rows == static.T else jnp.dtype(jnp.float32)
 
-        def stripe(part: TilePass, arrays: dict[str, Array]) -> tuple[Array, Any]:
+        def stripe(part: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Any]:
             arrays.pop("visits")
             found = d_scores(part, arrays, self.dtype)
             tiles = found.scores.reshape(*lead, part.S, part.T)
@@ -173,8 +172,8 @@ class WidePass:
         d_phi, (d_psi, d_value, d_bias) = run_stripes(static, arrays, rows, stripe)
         return d_phi, (d_psi.astype(self.dtype), d_value, d_bias)
 
-    def _narrow_blocks(self, operands: WideOperands) -> tuple[Blocks, Blocks] | None:
-        """Of d keys and d queries; None where they are not for these widths, or for float32, whose
+    def _narrow_blocks(self, operands: FeatureOperands) -> tuple[Blocks, Blocks] | None:
+        """Block shapes of d keys and d queries; None for wider features, and for float32, whose
         exact products are cuBLAS's.
         """
         side = max(operands.width(), self.axes.V)
@@ -188,25 +187,25 @@ class WidePass:
         )
         return of_keys, of_queries
 
-    def _narrow_back(
+    def _backward_narrow(
         self,
-        static: TilePass,
+        static: KernelPlan,
         arrays: dict[str, Array],
-        ranges: Ranges,
+        mask: KernelMask,
         blocks: tuple[Blocks, Blocks],
     ) -> tuple[Array, tuple[Array, Array, Any]]:
-        """As `_pull_back`."""
+        """As `_backward_wide`."""
 
-        def turned(array: Array) -> Array:
+        def callers(array: Array) -> Array:
             """A pair of transposes that XLA cancels, as in `_on_hopper`."""
             return array.swapaxes(1, 2) if static.tokens_first else array
 
         arrays = {
-            name: turned(array) if name in OF_TOKENS else array for name, array in arrays.items()
+            name: callers(array) if name in OF_TOKENS else array for name, array in arrays.items()
         }
-        d_phi, d_psi, d_value, d_bias = narrow_back(static, arrays, ranges, blocks, self.dtype)
+        d_phi, d_psi, d_value, d_bias = backward_narrow(static, arrays, mask, blocks, self.dtype)
 
-        d_phi, d_psi, d_value = map(turned, (d_phi, d_psi, d_value))
+        d_phi, d_psi, d_value = map(callers, (d_phi, d_psi, d_value))
         d_psi, d_value = map(static.over_groups, (d_psi, d_value))
         d_bias = None if d_bias is None else static.over_groups(d_bias)
         return d_phi, (d_psi.astype(self.dtype), d_value, d_bias)
@@ -233,13 +232,13 @@ class WidePass:
         return make_features(expansion, query, key, dtype, self.device == "interpret")
 
     def _on_hopper(
-        self, dtype: Any, operands: WideOperands, allowed: Allowed
+        self, dtype: Any, operands: FeatureOperands, allowed: Allowed
     ) -> tuple[Array, Array]:
-        from regard.pool.wide_kernel import hopper  # its lowering is for Hopper GPUs alone
+        from regard.pool.kernels import hopper  # its lowering is for Hopper GPUs alone
 
         axes, query, bias = self.axes, operands.query, operands.key_bias
-        if operands.as_they_came is not None:
-            query, bias = operands.as_they_came
+        if operands.raw_queries is not None:
+            query, bias = operands.raw_queries
         blocks = hopper.pick(operands.width(), axes.V, bias is not None)
         tile = blocks.queries * blocks.cluster
         T, S = round_up(axes.T, tile), round_up(axes.S, blocks.keys)
@@ -248,22 +247,21 @@ class WidePass:
         phi, psi = self._features(dtype, sizes, operands.expansion, query, operands.key)
         value = operands.value
         if tokens_first:
-            # The caller's [B, T, N, D] again: a pair of transposes that XLA cancels, where it would
-            # else copy query, key, value and output.
+            # The caller's layout, [B, T, N, D]: a pair of transposes that XLA cancels, where it
+            # would otherwise copy query, key, value and output.
             phi, psi, value = (side.swapaxes(1, 2) for side in (phi, psi, value))
         width = round_up(phi.shape[-1], 64)
-        ranges = lay_ranges(allowed, axes, T, S)
+        mask = pad_mask(allowed, axes, T, S)
         bounds = None
-        if ranges.arrays():
-            bounds = key_bounds(
-                ranges, tile, blocks.keys, T, S, at_least_one=True, last_key=self.raw_values
-            )
+        if mask.arrays():
+            more = dict(at_least_one=True, last_key=self.raw_values)
+            bounds = mask.bounds((tile, blocks.keys), T, S, **more)
         out, lse = hopper.forward(
             pad(phi, {rows: T, 3: width}),
             pad(psi, {rows: S, 3: width}),
             pad(value, {rows: S, 3: round_up(axes.V, 64)}),
             None if bias is None else pad(bias.astype(jnp.float32) / self.scale, {2: S}),
-            (ranges.start, ranges.end),
+            (mask.start, mask.end),
             bounds,
             scale=self.scale * LOG2_E,
             blocks=blocks,
@@ -274,10 +272,10 @@ class WidePass:
 
     def _static(
         self,
-        operands: WideOperands,
+        operands: FeatureOperands,
         direction: str,
         narrow: tuple[Blocks, Blocks] | None = None,
-    ) -> tuple[TilePass, tuple[int, int]]:
+    ) -> tuple[KernelPlan, tuple[int, int]]:
         """What the Triton-lowered kernels need to know, and the padded T and S."""
         axes, width = self.axes, operands.width()
         picked = self.forced or pick_blocks(direction, width, axes.V, self.dtype)
@@ -290,7 +288,7 @@ class WidePass:
         chunk = min(blocks.chunk, whole) if narrow is None else whole
         precision = matmul_precision(self.dtype)
         score = FeatureScore(round_up(width, chunk), chunk, self.scale * LOG2_E, precision)
-        static = TilePass(
+        static = KernelPlan(
             score,
             blocks,
             axes.B,
@@ -308,11 +306,11 @@ class WidePass:
 
     def _arrays(
         self,
-        static: TilePass,
+        static: KernelPlan,
         phi: Array,
         psi: Array,
-        operands: WideOperands,
-        ranges: Ranges,
+        operands: FeatureOperands,
+        mask: KernelMask,
         seed: Array | Draw | None,
     ) -> dict[str, Array]:
         """What kernels read, by name, but for their bounds."""
@@ -322,7 +320,7 @@ class WidePass:
             query=pad(phi, {3: width}),
             key=pad(psi, {3: width}),
             value=pad(operands.value, {2: S, 3: static.V}),
-            **ranges.arrays(),
+            **mask.arrays(),
         )
         if operands.key_bias is not None:
             arrays["key_bias"] = pad(operands.key_bias.astype(jnp.float32) * LOG2_E, {2: S})
@@ -332,11 +330,11 @@ class WidePass:
         return arrays
 
 
-def hides_values(
+def zeroes_values(
     device: str, dtypes: tuple[Any, Any], allowed: Allowed, seed: Array | Draw | None
 ) -> bool:
-    """Whether a forward pass hides values that nobody may look at by itself: hopper.py, where they
-    are what lies past every query's end.
+    """Whether a forward pass itself zeroes the values that every query masks: hopper.py does, where
+    these lie past every query's end.
 
     Args:
         dtypes: of features and of values.
@@ -347,7 +345,7 @@ def hides_values(
 def _fits_hopper(
     device: str, dtypes: tuple[Any, Any], allowed: Allowed, seed: Array | Draw | None
 ) -> bool:
-    """16-bit numbers, ranges and no other mask, no dropout: the rest is forward.py's."""
+    """16-bit numbers, ranges and no other mask, no dropout; forward.py does the rest."""
     half = all(dtype in (jnp.bfloat16, jnp.float16) for dtype in dtypes)
     ranges_only = not allowed.segment_ids and not allowed.arrays
     return device == "hopper" and half and ranges_only and seed is None

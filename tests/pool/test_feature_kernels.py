@@ -1,4 +1,4 @@
-"""The parts of the wide kernel that are not kernels, and the one that makes features.
+"""The parts of the feature kernels that are not kernels, and the one that computes features.
 
 Which tiles are visited and which need a mask, against brute force; masks as kernels read them;
 stripes; and features against those of the score itself. The kernels are in test_pallas_contract.py.
@@ -16,12 +16,13 @@ import pytest
 
 from problem import assert_close, rounded
 from regard.mask import Mask, resolve
-from regard.pool.passes import Static, pool_by
-from regard.pool.wide_kernel import pool_features, rows, wide_pass
-from regard.pool.wide_kernel.blocks import DEFAULT, TABLE, Blocks, forced_blocks, pick_blocks
-from regard.pool.wide_kernel.bounds import Ranges, key_bounds, query_bounds, query_visits
-from regard.pool.wide_kernel.features import make_features
-from regard.pool.wide_kernel.rows import lay_ranges, round_up, stripe_rows
+from regard.placement import Device
+from regard.pool.block_bounds import query_bounds, query_visits
+from regard.pool.kernels import feature_pass, padding, pool_features
+from regard.pool.kernels.block_shapes import DEFAULT, TABLE, Blocks, forced_blocks, pick_blocks
+from regard.pool.kernels.features import make_features
+from regard.pool.kernels.padding import KernelMask, pad_mask, round_up, stripe_rows
+from regard.pool.score_plan import Passes, pool_by
 from regard.score.sine_features import SineExpansion
 from regard.shapes import Axes
 
@@ -36,7 +37,7 @@ NAMES = ("start", "end", "ids", "keys", "table")
 PARTS = [parts for n in range(len(NAMES) + 1) for parts in itertools.combinations(NAMES, n)]
 
 # ---------------------------------------------------------------------------------------------
-# bounds.py
+# block_bounds.py
 
 
 @st.composite
@@ -74,7 +75,7 @@ def ranges_and_pairs(draw, parts=PARTS, empty=True):
         name: None if array is None else jnp.asarray(array, dtypes[name])
         for name, array in found.items()
     }
-    return Ranges(ids=ids, **given), may
+    return KernelMask(ids=ids, **given), may
 
 
 def in_blocks(may):
@@ -86,7 +87,7 @@ def in_blocks(may):
 
 def visits_of(ranges, may, **keywords):
     T, S = may.shape[2:]
-    visits = np.asarray(key_bounds(ranges, QUERIES, KEYS, T, S, **keywords))
+    visits = np.asarray(ranges.bounds((QUERIES, KEYS), T, S, **keywords))
     assert visits.dtype == np.int32
     return np.broadcast_to(visits, (*may.shape[:2], *visits.shape[2:]))
 
@@ -129,7 +130,7 @@ def test_a_triangle_by_hand():
     queries see 9 to 12 keys, the last 13 to 16.
     """
     end = jnp.arange(9, 17, dtype=jnp.int32)[None, None, :]
-    visits = key_bounds(Ranges(None, end, (), None, None), QUERIES, KEYS, 8, 16)
+    visits = KernelMask(None, end, (), None, None).bounds((QUERIES, KEYS), 8, 16)
     np.testing.assert_array_equal(visits, [[[[0, 0, 1, 2], [0, 0, 1, 2]]]])
 
 
@@ -168,7 +169,7 @@ def test_query_visits_know_who_needs_no_mask(drawn):
 
 
 # ---------------------------------------------------------------------------------------------
-# rows.py
+# padding.py
 
 
 def pairs_of(ranges, T, S):
@@ -223,9 +224,9 @@ def test_laid_out_a_mask_is_the_same_mask(name, sizes):
     axes = Axes(4, B, T, S, N, N, 1, 1, 1)
     mask = jax.tree.map(jnp.asarray, LAID[name])
     allowed = resolve(mask, None, axes)
-    laid = lay_ranges(allowed, axes, *sizes)
+    laid = pad_mask(allowed, axes, *sizes)
     for array_name, array in laid.arrays().items():
-        assert array.dtype == (jnp.int8 if array_name in ("seen", "table") else jnp.int32)
+        assert array.dtype == (jnp.int8 if array_name in ("keys_taken", "table") else jnp.int32)
     found = np.broadcast_to(pairs_of(laid, *sizes), (B, N, *sizes))
     dense = allowed.dense(axes)
     expected = np.ones((B, N, T, S), bool) if dense is None else np.asarray(dense)
@@ -242,7 +243,7 @@ def test_laid_out_a_mask_is_the_same_mask(name, sizes):
 def test_stripes_are_whole_blocks_that_fit(queries, heads, block, limit):
     axes, keys = Axes(4, 2, queries, 100, heads, heads, 1, 1, 1), 128
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "STRIPE_BYTES", limit)
+        patch.setattr(padding, "STRIPE_BYTES", limit)
         striped = stripe_rows(axes, block, keys, jnp.bfloat16)
     per_row = 2 * heads * keys * 2
     assert striped % block == 0
@@ -370,23 +371,25 @@ def test_pool_features_is_softmax_pooling():
 
 
 # ---------------------------------------------------------------------------------------------
-# narrow_back.py, against d scores in memory and matrix products; the oracle is asked in
+# backward_narrow.py, against d scores in memory and matrix products; the oracle is asked in
 # test_pallas_contract.py, where rows are features already.
 
 
-def pulled_back(monkeypatch, narrow, operands, masks, cotangent):
+def cotangents(monkeypatch, narrow, operands, masks, cotangent):
     """d operands, and the program's text."""
-    monkeypatch.setattr(wide_pass, "NARROW", 128 if narrow else 0)
+    monkeypatch.setattr(feature_pass, "NARROW", 128 if narrow else 0)
     (B, N, T, _), (_, K, S, V) = operands.query.shape, operands.value.shape
     width = operands.width()
     axes = Axes(4, B, T, S, N, K, width, width, V)
     allowed = resolve(masks, None, axes)
     dtype = operands.value.dtype
     blocks = Blocks(queries=16, keys=32, chunk=16)
-    one = wide_pass.WidePass(axes, dtype, 0.5, 0.0, "interpret", blocks)
+    one = feature_pass.FeaturePass(axes, dtype, 0.5, 0.0, "interpret", blocks)
+
+    static = Passes((one,), Device("cpu"), dtype, branch=True, sharded=False)
 
     def pool(operands):
-        return pool_by(Static((one,), True, dtype), (operands,), (allowed,), None, None)
+        return pool_by(static, (operands,), allowed, None, None)
 
     def pull(operands, cotangent):
         return jax.vjp(pool, operands)[1](cotangent)[0]
@@ -404,18 +407,18 @@ def pulled_back(monkeypatch, narrow, operands, masks, cotangent):
     ],
     ids=["expanded, window", "expanded, lengths", "rows"],
 )
-def test_both_ways_back_agree(features, mask, monkeypatch):
+def test_narrow_and_wide_backward_passes_agree(features, mask, monkeypatch):
     expansion, query, key = expansion_and_rows(16, 3)
     rng = np.random.default_rng(2)
     normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)  # noqa: E731
     if features == "rows":
         expansion, query, key = None, normal(2, 4, 32, 24), normal(2, 2, 48, 24)
     bias = normal(2, 2, 48).astype(jnp.float32)
-    operands = wide_pass.WideOperands(expansion, query, key, bias, normal(2, 2, 48, 5))
+    operands = feature_pass.FeatureOperands(expansion, query, key, bias, normal(2, 2, 48, 5))
     mask = jax.tree.map(jnp.asarray, mask)
     cotangent = normal(2, 4, 32, 5)
-    found, text = pulled_back(monkeypatch, True, operands, mask, cotangent)
-    expected, other_text = pulled_back(monkeypatch, False, operands, mask, cotangent)
+    found, text = cotangents(monkeypatch, True, operands, mask, cotangent)
+    expected, other_text = cotangents(monkeypatch, False, operands, mask, cotangent)
     for kernel, narrow in (("d_keys", True), ("d_queries", True), ("d_scores", False)):
         assert (f"regard_{kernel}" in text) == narrow
         assert (f"regard_{kernel}" in other_text) != narrow
@@ -431,11 +434,11 @@ def test_both_ways_back_agree(features, mask, monkeypatch):
     [(129, 5, "bfloat16"), (24, 129, "bfloat16"), (24, 5, "float32")],
     ids=["wide features", "wide values", "float32"],
 )
-def test_what_the_narrow_way_back_is_not_for(width, V, dtype, monkeypatch):
+def test_what_the_narrow_backward_pass_does_not_take(width, V, dtype, monkeypatch):
     rng = np.random.default_rng(0)
     shapes = (1, 1, 16, width), (1, 1, 32, width), (1, 1, 32, V), (1, 1, 16, V)
     query, key, value, cotangent = (jnp.asarray(rng.standard_normal(s), dtype) for s in shapes)
-    operands = wide_pass.WideOperands(None, query, key, None, value)
-    _, text = pulled_back(monkeypatch, True, operands, None, cotangent)
+    operands = feature_pass.FeatureOperands(None, query, key, None, value)
+    _, text = cotangents(monkeypatch, True, operands, None, cotangent)
     assert "regard_d_scores" in text
     assert "regard_d_keys" not in text

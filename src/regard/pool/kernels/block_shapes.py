@@ -43,7 +43,7 @@ TABLE: dict[tuple[str, int, int, int], Blocks] = {
     ("backward", 16, WIDTHS[-1], 64): Blocks(128, 64, 64, 4, 3),
     ("backward", 16, WIDTHS[-1], 128): Blocks(128, 64, 64, 8, 3),
     ("backward", 16, WIDTHS[-1], 256): Blocks(128, 64, 64, 8, 3),
-    # narrow_back.py, by the wider of features and values.
+    # backward_narrow.py, by the wider of features and values.
     ("d keys", 16, 64, 64): Blocks(128, 64, 64, 4, 2),
     ("d keys", 16, 128, 128): Blocks(64, 128, 128, 8, 3),
     ("d queries", 16, 64, 64): Blocks(64, 64, 64, 4, 3),
@@ -82,13 +82,12 @@ def pick_blocks(direction: str, width: int, value_width: int, dtype: Any) -> Blo
 
 
 def pick_parts(programs: int, warps: int, steps: int) -> int:
-    """Into how many programs each of a kernel's programs is cut, for their number's sake.
-
-    A GPU runs so many at a time, and where there is one more than that, it waits for the last one.
+    """Split factor: how many thread blocks share one block's loop, so that small problems fill the
+    GPU, and large ones do not wait for one last thread block.
 
     Args:
-        programs, warps: how many there are, uncut, and the warps of one.
-        steps: of a program's loop.
+        programs, warps: the number of thread blocks without a split, and the warps of one.
+        steps: iterations of a thread block's loop.
 
     Example:
         >>> [pick_parts(programs, warps=4, steps=64) for programs in (512, 1024, 8192)]

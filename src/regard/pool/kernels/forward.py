@@ -1,7 +1,7 @@
 """The forward pass in Pallas's Triton lowering: online softmax over tiles, on Ampere and later.
 
-One program takes a block of queries over all the keys it may look at. hopper.py has a faster one
-for what Hopper GPUs do best.
+One program takes a block of queries over all of its visible keys, as in FlashAttention. hopper.py
+has a faster kernel for 16-bit features on Hopper GPUs.
 """
 
 from typing import Any
@@ -11,40 +11,28 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.pool.wide_kernel.tile import (
-    TilePass,
-    allowed_tile,
-    dot,
-    keep_tile,
-    read_spec,
-    write_spec,
-)
-from regard.varying import result, vary_as
+from regard.pool.kernels.tile import KernelPlan, allowed_tile, dot, keep_tile, run_kernel
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that -inf - LOWEST is -inf
 
 
-def forward(static: TilePass, arrays: dict[str, Array]) -> tuple[Array, Array]:
+def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Array]:
     """Softmax pooling.
 
     Args:
         static: sizes, blocks, and how scores are made.
         arrays: by name, each [B|1, N|K|1, ...]: what `static.score` reads; value [.., S, V];
-            bounds [.., query blocks, 4] int32 (see bounds.py); and where there are such, key_bias
-            [.., S] float32 in units of log2; start, end [.., T]; query_ids0 [.., T] with key_ids0
-            [.., S]; seen [.., S] and table [.., T, S] int8; seed [2] uint32 with first_row
-            [.., 1] int32, the index of the head's first row in the whole.
+            bounds [.., query blocks, 4] int32 (see block_bounds.py); and where there are any,
+            key_bias [.., S] float32 in units of log2; start, end [.., T]; query_ids0 [.., T] with
+            key_ids0 [.., S]; keys_taken [.., S] and table [.., T, S] int8; seed [2] uint32 with
+            first_row [.., 1] int32, the index of the head's first row in the whole.
 
     Returns:
         Output [B, N, T, V] in the value's dtype, and log2-sum-exp2 [B, N, T] float32.
     """
-    arrays = vary_as(arrays, arrays)
-    names = list(arrays)
     blocks, value = static.blocks, arrays["value"]
 
-    def kernel(*refs: Any) -> None:
-        named = dict(zip(names, refs, strict=False))
-        out_ref, lse_ref = refs[len(names) :]
+    def kernel(named: dict[str, Any], out_ref: Any, lse_ref: Any) -> None:
         block = pl.program_id(0)
         rows = pl.ds(block * blocks.queries, blocks.queries)
 
@@ -76,7 +64,7 @@ def forward(static: TilePass, arrays: dict[str, Array]) -> tuple[Array, Array]:
         if "start" in named:
             carry = lax.fori_loop(low, full_low, lambda i, c: visit(i, c, True), carry)
         carry = lax.fori_loop(full_low, full_high, lambda i, c: visit(i, c, False), carry)
-        if masks(names):
+        if needs_mask(named):
             carry = lax.fori_loop(full_high, high, lambda i, c: visit(i, c, True), carry)
         out, top, total = carry
         some = total > 0.0
@@ -85,21 +73,12 @@ def forward(static: TilePass, arrays: dict[str, Array]) -> tuple[Array, Array]:
         lse = top + jnp.log2(jnp.where(some, total, 1.0))
         plt.store(lse_ref.at[rows], jnp.where(some, lse, -jnp.inf))
 
-    return pl.pallas_call(
-        kernel,
-        grid=(static.T // blocks.queries, static.N, static.B),
-        in_specs=[read_spec(array, static) for array in arrays.values()],
-        out_specs=[write_spec(static.T, static.V), write_spec(static.T)],
-        out_shape=[
-            result((static.B, static.N, static.T, static.V), value.dtype, arrays),
-            result((static.B, static.N, static.T), jnp.float32, arrays),
-        ],
-        compiler_params=plt.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
-        interpret=static.interpret,
-        name="regard_forward",
-    )(*arrays.values())
+    results = [((static.T, static.V), value.dtype), ((static.T,), jnp.dtype(jnp.float32))]
+    programs = static.T // blocks.queries
+    out, lse = run_kernel(static, kernel, arrays, programs, results, "regard_forward")
+    return out, lse
 
 
-def masks(names: list[str]) -> bool:
+def needs_mask(named: dict[str, Any]) -> bool:
     """Whether some tiles need a mask."""
-    return any(name in ("start", "end", "seen", "table") or "ids" in name for name in names)
+    return any(name in ("start", "end", "keys_taken", "table") or "ids" in name for name in named)

@@ -1,18 +1,18 @@
-"""Padding to whole blocks, masks as kernels read them, and stripes of queries."""
+"""What kernels read: arrays padded to whole blocks, masks, and stripes of queries."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from regard.mask import Allowed
-from regard.pool.wide_kernel.bounds import Ranges, query_bounds
-from regard.pool.wide_kernel.tile import TilePass
+from regard.placement import vary_as
+from regard.pool.block_bounds import kernel_bounds, query_bounds
+from regard.pool.kernels.tile import KernelPlan
 from regard.shapes import Axes
-from regard.varying import vary_as
 
 STRIPE_BYTES = 1 << 30  # d scores held at a time
 OF_QUERIES = ("query", "x", "start", "end", "table", "d_out", "lse", "delta")  # and query_ids
@@ -31,9 +31,39 @@ def pad(array: Array, sizes: dict[int, int], mode: str = "constant") -> Array:
     return jnp.pad(array, widths, mode=mode) if any(more for _, more in widths) else array
 
 
-def lay_ranges(allowed: Allowed, axes: Axes, T: int, S: int) -> Ranges:
-    """A checked mask, padded. Padded queries see what the last one sees, and are cut off later;
-    padded keys are past every end.
+class KernelMask(NamedTuple):
+    """A mask as kernels read it, padded to whole blocks.
+
+    Attributes:
+        start, end: [B|1, N|1, T] int32.
+        ids: pairs of [B|1, 1, T] and [B|1, 1, S] int32: queries attend to keys of their segment.
+        keys: [B|1, N|1, S] int8: keys that take part at all.
+        table: [B|1, N|1, T, S] int8.
+    """
+
+    start: Array | None
+    end: Array | None
+    ids: tuple[tuple[Array, Array], ...]
+    keys: Array | None
+    table: Array | None
+
+    def arrays(self) -> dict[str, Array]:
+        """By the names that kernels know."""
+        named = dict(start=self.start, end=self.end, keys_taken=self.keys, table=self.table)
+        for i, (query_ids, key_ids) in enumerate(self.ids):
+            named |= {f"query_ids{i}": query_ids, f"key_ids{i}": key_ids}
+        return {name: array for name, array in named.items() if array is not None}
+
+    def bounds(self, blocks: tuple[int, int], T: int, S: int, **more: bool) -> Array:
+        """`kernel_bounds` of this mask."""
+        ids = [(query_ids[:, 0], key_ids[:, 0]) for query_ids, key_ids in self.ids]
+        masked = self.keys is not None or self.table is not None
+        return kernel_bounds(self.start, self.end, ids, blocks, T, S, masked=masked, **more)
+
+
+def pad_mask(allowed: Allowed, axes: Axes, T: int, S: int) -> KernelMask:
+    """A checked mask, padded. Padded queries attend to what the last one does, and are cut off
+    later; padded keys are past every end.
     """
     start, end, keys, table = allowed.start, allowed.end, None, None
     if end is None and S > axes.S:
@@ -66,13 +96,13 @@ def lay_ranges(allowed: Allowed, axes: Axes, T: int, S: int) -> Ranges:
         )
         for query_ids, key_ids in allowed.segment_ids
     )
-    return Ranges(rows(start), rows(end), ids, keys, table)
+    return KernelMask(rows(start), rows(end), ids, keys, table)
 
 
-def pad_rows_back(
-    static: TilePass, results: tuple[Array, Array, Array], dtype: Any
+def pad_results(
+    static: KernelPlan, results: tuple[Array, Array, Array], dtype: Any
 ) -> dict[str, Array]:
-    """What the way back reads per query, by name: from (d out, out, log2-sum-exp2)."""
+    """What the backward pass reads per query, by name: from (d out, out, log2-sum-exp2)."""
     d_out, out, lse = results
     delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1)
     more = ((0, 0), (0, 0), (0, static.T - lse.shape[2]))
@@ -92,14 +122,14 @@ def stripe_rows(axes: Axes, block: int, S: int, dtype: Any, share: int = 1) -> i
 
 
 def run_stripes(
-    static: TilePass,
+    static: KernelPlan,
     arrays: dict[str, Array],
     rows: int,
-    stripe: Callable[[TilePass, dict[str, Array]], tuple[Any, Any]],
+    stripe: Callable[[KernelPlan, dict[str, Array]], tuple[Any, Any]],
 ) -> tuple[Any, Any]:
     """Runs `stripe` on one stripe of queries after the other.
 
-    It is given the arrays of its queries: `visits` are its key bounds, `bounds` its query bounds.
+    `stripe` gets the arrays of its queries; `visits` are its key bounds, `bounds` its query bounds.
 
     Returns:
         Its first results, leaves [B, N, rows, ...], joined along the queries, and the sum of its

@@ -7,15 +7,15 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as mgpu
 
-from regard.pool.wide_kernel.hopper_compute import slot_of
+from regard.pool.kernels.hopper_compute import slot_of
 
 if TYPE_CHECKING:
-    from regard.pool.wide_kernel.hopper import Memory, Place, Plan
+    from regard.pool.kernels.hopper import HopperPlan, Memory, Place
 
 REGISTERS = 40
 
 
-def copy(plan: "Plan", place: "Place", memory: "Memory", refs: dict[str, Any]) -> None:
+def copy(plan: "HopperPlan", place: "Place", memory: "Memory", refs: dict[str, Any]) -> None:
     """Copies every key block of this block of queries, chunk by chunk."""
     mgpu.set_max_registers(REGISTERS, action="decrease")
     blocks, (low, _, _, high) = plan.blocks, place.visits

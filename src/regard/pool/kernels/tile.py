@@ -1,9 +1,9 @@
-"""What both directions do with one tile inside a kernel: scores, mask, dropout.
+"""One tile inside a Triton kernel: scores, mask, dropout, d scores; and how such a kernel is run.
 
-A kernel is given its arrays by name. Axes of 1 broadcast: whoever has no heads of its own is read
-at head 0.
+A kernel gets its arrays by name. Axes of 1 broadcast: an array without heads is read at head 0.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,10 +13,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from regard.dropout import keep_scale
-from regard.pool.wide_kernel.blocks import Blocks
-from regard.pool.wide_kernel.bounds import Ranges, key_bounds
+from regard.placement import kernel_result, vary_as
+from regard.pool.kernels.block_shapes import Blocks
+from regard.pool.tile import visible_pairs
 
 LOG2_E = 1.4426950408889634
+# Arrays with an axis of tokens and one of heads, which may come in either order.
+OF_TOKENS = ("query", "key", "value", "d_out")
 
 
 class TileScore(Protocol):
@@ -80,13 +83,13 @@ def dot(left: Array, right: Array, contract: tuple[int, int], precision: Any) ->
 
 
 @dataclass(frozen=True)
-class TilePass:
+class KernelPlan:
     """What is static about a kernel; sizes are padded ones.
 
     Attributes:
         score: makes the scores of a tile.
-        tokens_first: query, key, value and d_out are [B, T, N, ...], as callers of attend keep
-            them; narrow_back.py alone.
+        tokens_first: query, key, value and d_out are [B, T, N, ...], the caller's layout, and so
+            are results of rank 4; backward_narrow.py alone.
     """
 
     score: TileScore
@@ -106,9 +109,10 @@ class TilePass:
     def group(self) -> int:
         return self.N // self.K
 
-    def visits(self, ranges: Ranges) -> Array:
-        """`key_bounds` of this kernel's blocks."""
-        return key_bounds(ranges, self.blocks.queries, self.blocks.keys, self.T, self.S)
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Queries and keys of a tile."""
+        return self.blocks.queries, self.blocks.keys
 
     def over_groups(self, array: Array) -> Array:
         """[B, N, ...] -> [B, K, ...]: sums over the query heads of each key head."""
@@ -124,33 +128,30 @@ def allowed_tile(refs: dict[str, Any], rows: Any, keys: Any, flipped: bool) -> A
     def along(values: Array, axis: int) -> Array:
         return jnp.expand_dims(values, 1 - axis)
 
-    parts = []
+    index = starts = ends = None
     if "start" in refs or "end" in refs:
-        index = keys.start + jnp.arange(keys.size, dtype=jnp.int32)
-        if "start" in refs:
-            starts = plt.load(refs["start"].at[rows])
-            parts.append(along(index, key_axis) >= along(starts, row_axis))
-        if "end" in refs:
-            ends = plt.load(refs["end"].at[rows])
-            parts.append(along(index, key_axis) < along(ends, row_axis))
+        index = along(keys.start + jnp.arange(keys.size, dtype=jnp.int32), key_axis)
+    if "start" in refs:
+        starts = along(plt.load(refs["start"].at[rows]), row_axis)
+    if "end" in refs:
+        ends = along(plt.load(refs["end"].at[rows]), row_axis)
+    ids = []
     for name in refs:
         if name.startswith("query_ids"):
-            mine = plt.load(refs[name].at[rows])
-            theirs = plt.load(refs[name.replace("query", "key")].at[keys])
-            parts.append(along(mine, row_axis) == along(theirs, key_axis))
-    if "seen" in refs:
-        parts.append(along(plt.load(refs["seen"].at[keys]) != 0, key_axis))
+            mine = along(plt.load(refs[name].at[rows]), row_axis)
+            theirs = along(plt.load(refs[name.replace("query", "key")].at[keys]), key_axis)
+            ids.append((mine, theirs))
+    tables = []
+    if "keys_taken" in refs:
+        tables.append(along(plt.load(refs["keys_taken"].at[keys]) != 0, key_axis))
     if "table" in refs:
         table = plt.load(refs["table"].at[rows, keys]) != 0
-        parts.append(table.T if flipped else table)
-    allowed = None
-    for part in parts:
-        allowed = part if allowed is None else allowed & part
-    return allowed
+        tables.append(table.T if flipped else table)
+    return visible_pairs(index, starts, ends, ids, tables)
 
 
 def keep_tile(
-    static: TilePass, refs: dict[str, Any], rows: Any, keys: Any, flipped: bool
+    static: KernelPlan, refs: dict[str, Any], rows: Any, keys: Any, flipped: bool
 ) -> Array | None:
     """Dropout's factors, the same numbers that every other backend draws; None without dropout."""
     if "seed" not in refs:
@@ -162,7 +163,111 @@ def keep_tile(
     return keep_scale(seed, row, key, static.dropout_rate, jnp.dtype(jnp.float32))
 
 
-def read_spec(array: Array, static: TilePass, tokens_first: bool = False) -> pl.BlockSpec:
+# The backward pass through one tile, in three steps: the kernel chooses the order of products and
+# loads, and Triton's compiler keeps it. `flipped` tiles are [keys, rows], others [rows, keys]; all
+# are float32.
+
+
+def recomputed_weights(
+    refs: dict[str, Any], scores: Array, rows: Any, keys: Any, *, flipped: bool, masked: bool = True
+) -> Array:
+    """2^(scores + key_bias - lse), 0 for pairs that take no part.
+
+    Args:
+        scores: in units of log2, without key bias.
+        masked: False where every pair of the tile takes part.
+    """
+    if "key_bias" in refs:
+        bias = plt.load(refs["key_bias"].at[keys])
+        scores = scores + (bias[:, None] if flipped else bias[None, :])
+    lse = plt.load(refs["lse"].at[rows])
+    allowed = allowed_tile(refs, rows, keys, flipped) if masked else None
+    if allowed is None:
+        return jnp.exp2(scores - _along_rows(lse, flipped))
+    non_empty = lse > -jnp.inf  # an empty row has no weights
+    weights = jnp.exp2(scores - _along_rows(jnp.where(non_empty, lse, 0.0), flipped))
+    return jnp.where(allowed & _along_rows(non_empty, flipped), weights, 0.0)
+
+
+def d_weights(
+    static: KernelPlan,
+    refs: dict[str, Any],
+    weights: Array,
+    values: Array,
+    d_out: Array,
+    rows: Any,
+    keys: Any,
+    *,
+    flipped: bool,
+) -> tuple[Array, Array]:
+    """The weights that values were multiplied by, after dropout, and d of the weights before it.
+
+    Args:
+        values: [keys, V].
+        d_out: [rows, V].
+    """
+    left, right = (values, d_out) if flipped else (d_out, values)
+    found = dot(left, right, (1, 1), static.precision)
+    keep = keep_tile(static, refs, rows, keys, flipped)
+    return (weights, found) if keep is None else (weights * keep, found * keep)
+
+
+def d_softmax(
+    refs: dict[str, Any], weights: Array, d_weights: Array, rows: Any, *, flipped: bool
+) -> Array:
+    """d scores, in natural units: weights · (d weights - delta)."""
+    return weights * (d_weights - _along_rows(plt.load(refs["delta"].at[rows]), flipped))
+
+
+def _along_rows(values: Array, flipped: bool) -> Array:
+    return values[None, :] if flipped else values[:, None]
+
+
+def run_kernel(
+    static: KernelPlan,
+    kernel: Callable,
+    arrays: dict[str, Array],
+    programs: int,
+    results: list[tuple[tuple[int, ...], Any]],
+    name: str,
+) -> list[Array]:
+    """Runs `kernel(arrays by name, *result refs)` for every head and example.
+
+    Args:
+        programs: per head.
+        results: shape and dtype of each result for one head; they come back [B, N, *shape], or,
+            with `tokens_first`, those of rank 4 with their second and third axis swapped.
+    """
+    arrays = vary_as(arrays, arrays)
+    names = list(arrays)
+
+    def by_name(*refs: Any) -> None:
+        kernel(dict(zip(names, refs, strict=False)), *refs[len(names) :])
+
+    def swapped(shape: tuple[int, ...]) -> bool:
+        return static.tokens_first and len(shape) == 2
+
+    def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return heads_second((static.B, static.N, *shape), swapped(shape))
+
+    return pl.pallas_call(
+        by_name,
+        grid=(programs, static.N, static.B),
+        in_specs=[
+            read_spec(array, static, static.tokens_first and name in OF_TOKENS)
+            for name, array in arrays.items()
+        ],
+        out_specs=[write_spec(*shape, tokens_first=swapped(shape)) for shape, _ in results],
+        out_shape=[kernel_result(whole(shape), dtype, arrays) for shape, dtype in results],
+        compiler_params=plt.CompilerParams(
+            num_warps=static.blocks.warps, num_stages=static.blocks.stages
+        ),
+        interpret=static.interpret,
+        name=name,
+    )(*arrays.values())
+
+
+def read_spec(array: Array, static: KernelPlan, tokens_first: bool = False) -> pl.BlockSpec:
     """One example and head of an array whole, for grids (block, head, example).
 
     [B|1, N|K|1, ...] is read as [...]; tokens first, [B, T, N|K, ...] is; anything of rank 1 as it
@@ -190,7 +295,7 @@ def write_spec(*shape: int, tokens_first: bool = False) -> pl.BlockSpec:
 
 
 def heads_second(axes: tuple[Any, ...], tokens_first: bool) -> tuple[Any, ...]:
-    """Swaps the second and third where tokens come first: there and back."""
+    """Swaps the second and third where tokens come first; its own inverse."""
     return (axes[0], axes[2], axes[1], *axes[3:]) if tokens_first else tuple(axes)
 
 

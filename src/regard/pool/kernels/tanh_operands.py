@@ -1,4 +1,4 @@
-"""What the kernels of this package read: exponentials in blocks of tokens, and weights.
+"""What the tanh kernels read: exponentials in blocks of tokens, and weights.
 
 In a block, hidden units come before tokens: a unit's numbers are one load, and the units of a step
 lie at distances fixed at compile time, which spares a kernel two thirds of its address arithmetic.
@@ -25,7 +25,7 @@ SHIFT = {1: 0, 2: 30, 3: 40, 4: 30}
 NORMAL = 125  # numbers that float32 holds to full precision: 2^-125 to 2^125
 
 
-class TanhOperands(NamedTuple):
+class TanhArrays(NamedTuple):
     """Operands of `tanh_scores`, h rounded up to whole steps, tokens to whole blocks.
 
     Attributes:
@@ -40,14 +40,14 @@ class TanhOperands(NamedTuple):
     terms: Array
 
 
-def operands(
+def tanh_operands(
     x: Float[Array, "B N T h"],
     y: Float[Array, "B K S h"],
     vector: Array,
     *,
     blocks: tuple[int, int],
     group: int = 3,
-) -> TanhOperands:
+) -> TanhArrays:
     """Prepares scores sum_h w_h tanh(x_h + y_h) for a kernel.
 
     tanh(x + y) = 1 - 2 / (1 + E F), so a score is sum_h w_h - 2 sum_h 1 / t_h with terms
@@ -78,7 +78,7 @@ def operands(
     shared = jnp.concatenate([inverse, total, factor], axis=1)  # [N, h + 2]
     shared = jnp.broadcast_to(shared[None], (*of_queries.shape, shared.shape[1]))
     terms = jnp.concatenate([shared, of_queries[:, :, None].astype(jnp.float32)], axis=2)
-    return TanhOperands(query, key, jnp.pad(terms, ((0, 0), (0, 0), (0, STEP - 3))))
+    return TanhArrays(query, key, jnp.pad(terms, ((0, 0), (0, 0), (0, STEP - 3))))
 
 
 def blocked(side: Float[Array, "*lead T h"], block: int, step: int) -> Float[Array, "..."]:

@@ -1,16 +1,16 @@
-"""From d scores back to x, y and w: d x = 4 w sum_s g r (1 - r), d w = sum_ts g (1 - 2 r).
+"""From d scores to d x, d y and d w: d x = 4 w sum_s g r (1 - r), d w = sum_ts g (1 - 2 r).
 
-r = 1 / (1 + e^2x e^2y), g = d scores, a stripe of queries at a time. walk.py has the kernel, run
-once per side; here are its operands: exponentials, padding, and what of g need not be read.
+r = 1 / (1 + e^2x e^2y), g = d scores, a stripe of queries at a time. tanh_walk.py has the kernel,
+run once per side; here are its operands: exponentials, padding, and which part of g is read.
 """
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
 
-from regard.pool.tanh_kernel.operands import NORMAL, blocked, exponents
-from regard.pool.tanh_kernel.walk import PAIR, WalkBlocks, walk
-from regard.pool.wide_kernel.blocks import pick_parts
+from regard.pool.kernels.block_shapes import pick_parts
+from regard.pool.kernels.tanh_operands import NORMAL, blocked, exponents
+from regard.pool.kernels.tanh_walk import PAIR, WalkBlocks, walk
 
 
 def d_projected(
@@ -24,7 +24,7 @@ def d_projected(
     blocks: WalkBlocks = WalkBlocks(),
     interpret: bool = False,
 ) -> tuple[Float[Array, "E q h"], Float[Array, "E S h"], Float[Array, "E h"]]:
-    """Pulls a stripe of d scores back through sum_h w_h tanh(x_h + y_h).
+    """The gradient of sum_h w_h tanh(x_h + y_h) for a stripe of d scores.
 
     Any sizes. Takes the memory of a transposed copy of g, and of a padded one each where q or S are
     not multiples of 128; beside that, linear in q and S.
@@ -70,7 +70,7 @@ def d_projected(
         return [jnp.swapaxes(part, 2, 3).reshape(E, g.shape[2], -1) for part in found]
 
     [d_x] = sums(by_key, y, x, _steps(visits, size, q, blocks), value=False)
-    # One after the other: g turned is made when the partial sums of d x are gone.
+    # In this order: the transpose of g is allocated after the partial sums of d x are freed.
     g, d_x = lax.optimization_barrier((g, d_x))
     by_query = jnp.swapaxes(g, 1, 2) if keys_first else g  # [E, q, S]
     visitors = _visitors(visits, size, q, S, blocks.kept)

@@ -15,10 +15,11 @@ import regard
 from absent_gpu import on_hopper
 from cases import interpreted_kernels
 from problem import assert_close
+from regard import placement
 from regard.attend import _pool
-from regard.pool import cudnn, request
+from regard.placement import Device
+from regard.pool import cudnn
 from regard.pool.pallas import MOSAIC_SINCE
-from regard.pool.request import Device
 
 B, T, S, N, K, D = 2, 256, 512, 4, 2, 64
 QUERY, KEY, LENS = (B, N, T, D), (B, K, S, D), jnp.array([300, 0], jnp.int32)
@@ -63,7 +64,7 @@ def gradient(function):
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["Ampere", "Hopper"])
 @pytest.mark.parametrize("lens", [LENS, TRIANGULAR], ids=["lengths", "triangular"])
 def test_kernels_hide_queries_and_keys_on_the_way_back_only(lens, capability, monkeypatch):
-    monkeypatch.setattr(request, "_described", lambda _: Device("gpu", capability))
+    monkeypatch.setattr(placement, "_described", lambda _: Device("gpu", capability))
     attend = functools.partial(regard.attend, valid_lens=lens, implementation="pallas")
     assert hidden(attend, *shapes(V=128)) == (0, 0)
     queries, keys = hidden(gradient(attend), *shapes(V=128))
@@ -83,7 +84,7 @@ def test_kernels_hide_queries_and_keys_on_the_way_back_only(lens, capability, mo
     ],
 )
 def test_values_are_hidden_in_the_kernel_where_it_can(capability, mask, copies, monkeypatch):
-    monkeypatch.setattr(request, "_described", lambda _: Device("gpu", capability))
+    monkeypatch.setattr(placement, "_described", lambda _: Device("gpu", capability))
     keywords = dict(valid_lens=LENS, mask=mask, implementation="pallas")
     found = all_selects(functools.partial(regard.attend, **keywords), *shapes(V=128))
     by_mosaic = jax.__version_info__ >= MOSAIC_SINCE
@@ -92,7 +93,7 @@ def test_values_are_hidden_in_the_kernel_where_it_can(capability, mask, copies, 
 
 @pytest.mark.parametrize("score", [regard.Gaussian(), regard.Dot(jnp.float32(0.1))], ids=str)
 def test_kernels_hide_what_a_lift_is_given(score, monkeypatch):
-    monkeypatch.setattr(request, "_described", lambda _: Device("gpu", (9, 0)))
+    monkeypatch.setattr(placement, "_described", lambda _: Device("gpu", (9, 0)))
     attend = functools.partial(regard.attend, valid_lens=LENS, implementation="pallas")
     queries, keys = hidden(functools.partial(attend, score=score), *shapes(V=128))
     assert queries >= 1
@@ -114,7 +115,7 @@ def test_cudnn_hides_no_queries_and_keys_on_the_way_back_only(version, capabilit
     """
     with on_hopper(), pytest.MonkeyPatch.context() as patch:  # undone before on_hopper's own
         patch.setattr(cudnn, "_version", lambda: version)
-        patch.setattr(request, "_described", lambda _: Device("gpu", capability))
+        patch.setattr(placement, "_described", lambda _: Device("gpu", capability))
         attend = functools.partial(regard.attend, valid_lens=LENS, implementation="cudnn")
         assert hidden(attend, *shapes(V=D)) == alone
         assert hidden(gradient(attend), *shapes(V=D)) == and_back

@@ -1,8 +1,8 @@
-"""Features of a lift, made by a kernel where there is one.
+"""Features of a lift, computed by a kernel where there is one.
 
-XLA makes each sine and cosine anew for every feature it stores, ten times the time that writing
-them takes. The kernel makes one of each per number and turns them by angle addition, so that it
-runs at the speed of memory.
+XLA computes each sine and cosine again for every feature it stores, which takes ten times as long
+as writing them. The kernel computes one sine and cosine per number and the others by angle
+addition, so that it runs at the speed of memory.
 """
 
 import functools
@@ -15,9 +15,9 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+from regard.placement import kernel_result, vary_as
 from regard.score.contract import Expansion, repeat_heads
 from regard.score.sine_features import SineExpansion
-from regard.varying import result, vary_as
 
 ROWS = 16  # of one program: thousands of small programs keep the memory busy
 
@@ -40,7 +40,7 @@ def make_features(
 
 
 def _kernel_can(expansion: Expansion, query: Array, key: Array, dtype: Any) -> bool:
-    """16-bit features, which have fewer digits than turning keeps; and whole blocks."""
+    """16-bit features, whose rounding is coarser than that of angle addition; and whole blocks."""
     whole = _lanes(key.shape[-1]) >= 16 and query.shape[-2] % ROWS == key.shape[-2] % ROWS == 0
     return isinstance(expansion, SineExpansion) and jnp.dtype(dtype).itemsize == 2 and whole
 
@@ -66,7 +66,7 @@ def _sine_features(
         *inputs, features = refs
         at, lanes = _program(rows)
         angle = plt.load(inputs[0].at[at, lanes]) * plt.load(inputs[1].at[pl.ds(0, 1), lanes])
-        for r, (sine, cosine) in enumerate(_turning(angle, terms)):
+        for r, (sine, cosine) in enumerate(_odd_multiples(angle, terms)):
             first, second = cosine, sine
             if amplitude is not None:
                 factor = plt.load(inputs[2].at[pl.ds(r, 1), lanes])
@@ -83,7 +83,7 @@ def _sine_features(
         grid=_grid(rows),
         in_specs=[_whole(array.shape) for array in inputs],
         out_specs=_whole(shape),
-        out_shape=result(shape, static.dtype, inputs),
+        out_shape=kernel_result(shape, static.dtype, inputs),
         compiler_params=plt.CompilerParams(num_warps=4),
         interpret=static.interpret,
         name="regard_features",
@@ -110,7 +110,7 @@ def _backward(
         turn = plt.load(frequency_ref.at[pl.ds(0, 1), lanes])
         angle = plt.load(rows_ref.at[at, lanes]) * turn
         d_angle = jnp.zeros(angle.shape, jnp.float32)
-        for r, (sine, cosine) in enumerate(_turning(angle, terms)):
+        for r, (sine, cosine) in enumerate(_odd_multiples(angle, terms)):
             first, second = (
                 plt.load(d_features_ref.at[at, pl.ds(offset + lanes.start, lanes.size)])
                 for offset in (r * h, (terms + r) * h)
@@ -136,7 +136,7 @@ def _backward(
         grid=_grid(rows),
         in_specs=[_whole(array.shape) for array in inputs],
         out_specs=[_whole(shape) for shape in shapes],
-        out_shape=[result(shape, jnp.float32, inputs) for shape in shapes],
+        out_shape=[kernel_result(shape, jnp.float32, inputs) for shape in shapes],
         compiler_params=plt.CompilerParams(num_warps=4),
         interpret=static.interpret,
         name="regard_d_features",
@@ -150,7 +150,7 @@ def _backward(
 _sine_features.defvjp(_forward, _backward)
 
 
-def _turning(angle: Array, terms: int) -> Iterator[tuple[Array, Array]]:
+def _odd_multiples(angle: Array, terms: int) -> Iterator[tuple[Array, Array]]:
     """sin and cos of angle, 3·angle, 5·angle, ..."""
     sine, cosine = jnp.sin(angle), jnp.cos(angle)
     double_sine, double_cosine = 2 * sine * cosine, 1 - 2 * sine * sine

@@ -1,8 +1,8 @@
-"""One tile of an attention problem at a time: slicing, scoring, masking, and the way back.
+"""One tile in plain XLA: slicing, scoring, masking, and its backward pass.
 
-blockwise.py loops over tiles, summary.py looks at them; neither knows how a tile's scores are
-made. A tile is [Z, q, s]: Z = b·N a few examples with all their heads, a block of queries, a
-block of keys. Where Z is 1 the axis is not there: XLA's CPU loops lose a quarter of their speed
+blockwise.py loops over tiles, summary.py reads their weights; neither knows how a tile's scores are
+computed. A tile is [Z, q, s]: Z = b·N a few examples with all their heads, a block of queries, a
+block of keys. Where Z is 1 there is no such axis: XLA's CPU loops lose a quarter of their speed
 to a leading axis of 1.
 """
 
@@ -19,9 +19,10 @@ from regard.dropout import Draw, keep_scale
 from regard.mask import Allowed
 from regard.normalize import Normalizer
 from regard.pool.problem import Problem
+from regard.pool.score_plan import ScorePath
+from regard.pool.tile import visible_pairs
 from regard.score.contract import (
     Expansion,
-    Lift,
     Score,
     matmul_precision,
     repeat_heads,
@@ -98,18 +99,17 @@ class Operands:
     bias: Array | None
 
 
-def make_operands(
-    problem: Problem, scored: tuple[Score, Array, Array] | None, lift: Lift | None
-) -> Operands:
-    """Operands from a lift or, without one, from a projected score; neither: no scores needed."""
+def make_operands(problem: Problem, path: ScorePath) -> Operands:
+    """The operands of one path of a score plan."""
+    lift = path.lift
     if lift is not None:
         # A constant per query changes nothing where only differences of scores count.
         constant = None if problem.normalize.shift_invariant else lift.query_bias
         query = (lift.query, None if constant is None else constant[..., None])
         key = (lift.key, None if lift.key_bias is None else lift.key_bias[..., None])
         return Operands(None, lift.expansion, query, key, problem.value, problem.bias)
-    if scored is not None:
-        score, rows, keys = scored
+    if path.scored is not None:
+        score, rows, keys = path.scored
         return Operands(score, None, (rows, None), (keys, None), problem.value, problem.bias)
     return Operands(None, None, (), (), problem.value, None)
 
@@ -140,20 +140,20 @@ class Tiles:
         self.allowed = jax.tree.map(take, allowed)
 
     def everything(self) -> Any:
-        """All arrays, for those who ask over which mesh axes a tile varies."""
+        """All arrays: a tile varies over the mesh axes that any of them varies over."""
         return self.query, self.key, self.value, self.bias, self.allowed, self.seed
 
-    # -- scores of a tile, and back -------------------------------------------------------------
+    # -- scores of a tile, and their gradients --------------------------------------------------
 
     def query_block(self, iq: Array) -> Any:
         return jax.tree.map(lambda a: _block(a, -2, iq, self.plan.tiling.block_q), self.query)
 
     def key_block(self, ik: Array) -> Any:
         key = jax.tree.map(lambda a: _block(a, -2, ik, self.plan.tiling.block_k), self.key)
-        dear = self.expansion is not None or self.score is not None
-        if self.plan.key_blocks == 1 and dear:
+        expensive = self.expansion is not None or self.score is not None
+        if self.plan.key_blocks == 1 and expensive:
             # Nothing in the loop's body depends on its index then, and XLA would move the tile out
-            # of the loop, to be computed even where the loop has no rounds.
+            # of the loop, and compute it even where the loop has no iterations.
             key, _ = jax.lax.optimization_barrier((key, ik))
         return key
 
@@ -207,10 +207,10 @@ class Tiles:
         rows = d_pairs.astype(self.plan.product)  # [b, K, s, r]
         d_key = self._product("bksr,bkrf->bksf", rows, self._together(query[0]))
         if self.expansion is None and self.plan.product == self.plan.wide:
-            # Narrow rows on a CPU: a product that sums over the first axis of a tile crawls, unless
-            # its small operand is turned by hand; the barrier keeps the compiler from undoing it.
-            turned = jax.lax.optimization_barrier(key[0].swapaxes(-1, -2))
-            d_rows = self._product("bkfs,bksr->bkfr", turned, rows).swapaxes(-1, -2)
+            # Narrow rows on a CPU: a product that sums over the first axis of a tile is slow unless
+            # its small operand is transposed first; the barrier keeps XLA from undoing that.
+            transposed = jax.lax.optimization_barrier(key[0].swapaxes(-1, -2))
+            d_rows = self._product("bkfs,bksr->bkfr", transposed, rows).swapaxes(-1, -2)
         else:
             d_rows = self._product("bksr,bksf->bkrf", rows, key[0])
         d_key_bias = None if key[1] is None else d_pairs.sum(-1, keepdims=True)
@@ -258,23 +258,22 @@ class Tiles:
         tiling = self.plan.tiling
         keys = ik * tiling.block_k + jnp.arange(tiling.block_k, dtype=jnp.int32)
         keys = keys[None, None, None, :]
-        parts = []
-        if self.allowed.start is not None:
-            parts.append(keys >= _block(self.allowed.start, 2, iq, tiling.block_q)[..., None])
-        if self.allowed.end is not None:
-            parts.append(keys < _block(self.allowed.end, 2, iq, tiling.block_q)[..., None])
-        for query_ids, key_ids in self.allowed.segment_ids:
-            left = _block(query_ids, 1, iq, tiling.block_q)[:, None, :, None]
-            right = _block(key_ids, 1, ik, tiling.block_k)[:, None, None, :]
-            parts.append(left == right)
-        for array in self.allowed.arrays:
-            parts.append(_block(_block(array, 2, iq, tiling.block_q), 3, ik, tiling.block_k))
-        if not parts:
-            return None
-        allowed = parts[0]
-        for part in parts[1:]:
-            allowed = allowed & part
-        return allowed
+        start, end = (
+            None if bound is None else _block(bound, 2, iq, tiling.block_q)[..., None]
+            for bound in (self.allowed.start, self.allowed.end)
+        )
+        ids = [
+            (
+                _block(query_ids, 1, iq, tiling.block_q)[:, None, :, None],
+                _block(key_ids, 1, ik, tiling.block_k)[:, None, None, :],
+            )
+            for query_ids, key_ids in self.allowed.segment_ids
+        ]
+        tables = [
+            _block(_block(array, 2, iq, tiling.block_q), 3, ik, tiling.block_k)
+            for array in self.allowed.arrays
+        ]
+        return visible_pairs(keys, start, end, ids, tables)
 
     def keep_block(self, iq: Array, ik: Array, flipped: bool = False) -> Array | None:
         """Dropout's factors for a tile; None without dropout."""

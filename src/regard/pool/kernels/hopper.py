@@ -1,9 +1,12 @@
-"""The forward pass for Hopper GPUs: Pallas's Mosaic GPU lowering (wgmma, TMA, warp specialization).
+"""The forward pass for Hopper GPUs: Pallas's Mosaic GPU lowering (wgmma, TMA, specialized warps).
+
+After FlashAttention-3 (Shah et al. 2024) and JAX's own `pallas.ops.gpu.attention_mgpu`, for
+features of any width.
 
 Two warpgroups compute (hopper_compute.py), 64 queries each; a third only copies (hopper_copy.py).
-Features stream through a ring of chunks; a cluster of two blocks shares the key side of every
-chunk, which halves what the L2 cache has to deliver. Narrow features (a plain dot product) stay in
-shared memory instead.
+Features stream through a ring buffer of chunks; a cluster of two blocks shares the key side of
+every chunk, which halves the traffic from the L2 cache. Narrow features (a plain dot product)
+stay in shared memory instead.
 """
 
 import functools
@@ -16,8 +19,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as mgpu
 
-from regard.pool.wide_kernel.hopper_compute import ROWS, compute
-from regard.pool.wide_kernel.hopper_copy import copy
+from regard.pool.kernels.hopper_compute import ROWS, compute
+from regard.pool.kernels.hopper_copy import copy
 
 WARPGROUPS = 2  # that compute
 MULTIPROCESSORS = 132  # of an H100 or H200
@@ -67,12 +70,12 @@ def pick(width: int, value_width: int, biased: bool) -> HopperBlocks:
 
 
 def pick_splits(blocks: HopperBlocks, shape: tuple[int, ...], key_blocks: int) -> int:
-    """Into how many parts the keys are cut, each part a program of its own.
+    """Split factor of the keys: how many thread blocks share one block of queries.
 
     Every block of queries reads its features again for each block of keys, from the L2 cache as
-    long as those of all running blocks fit it. Wide features do not: then several blocks take
-    different keys for the same queries, and their outputs are merged. The same helps where there
-    are too few queries to keep the GPU busy.
+    long as those of all running blocks fit it. Wide features do not fit: then several thread blocks
+    take different keys for the same queries, and their outputs are merged. The same helps where
+    there are too few queries to fill the GPU.
 
     Args:
         shape: B, N, T, R of phi, whatever the order of its axes.
@@ -85,7 +88,7 @@ def pick_splits(blocks: HopperBlocks, shape: tuple[int, ...], key_blocks: int) -
     return max(1, min(max(for_cache, for_work), key_blocks // 4, 8))
 
 
-class Plan(NamedTuple):
+class HopperPlan(NamedTuple):
     """What is static about a kernel, for both kinds of warpgroup."""
 
     blocks: HopperBlocks
@@ -137,7 +140,7 @@ class Place(NamedTuple):
     first_row: Array
     warpgroup: Array
     visits: tuple[Any, Any, Any, Any]  # key blocks: low, full_low, full_high, high
-    last_key: Any  # past it nobody of this block looks; None: there is nothing to hide
+    last_key: Any  # values past it are masked by every query of this block; None: nothing to zero
 
 
 class Memory(NamedTuple):
@@ -177,10 +180,10 @@ def forward(
         psi: [B, K, S, R], S whole key blocks.
         value: [B, K, S, V], V a multiple of 64.
         key_bias: [B, K, S] float32.
-        ranges: start and end, [B|1, N|1, T] int32: the keys each query may look at.
-        bounds: [B|1, N|1, T / (cluster · queries), 4] int32, see bounds.py; every block of queries
-            visits at least one block of keys. None: all of them, none masked. With a fifth number,
-            values past it are hidden here: they may be NaN.
+        ranges: start and end, [B|1, N|1, T] int32: the visible keys of each query.
+        bounds: [B|1, N|1, T / (cluster · queries), 4] int32, see block_bounds.py; every block of
+            queries visits at least one block of keys. None: all of them, none masked. With a fifth
+            number, values past it are zeroed here: they may be NaN.
         scale: positive; scores are scale · (phi · psi + key_bias), in units of log2.
         splits: see `pick_splits`.
         tokens_first: phi, psi, value and the output have their second and third axis the other way
@@ -197,7 +200,7 @@ def forward(
     optional = dict(key_bias=key_bias, start=ranges[0], end=ranges[1], bounds=bounds)
     arrays = {name: array for name, array in optional.items() if array is not None}
     shapes = {name: array.shape for name, array in arrays.items()}
-    plan = Plan(
+    plan = HopperPlan(
         blocks,
         splits,
         N // K,
@@ -244,7 +247,7 @@ def forward(
     return (out, lse) if splits == 1 else _merge(plan, out, lse)
 
 
-def _merge(plan: Plan, out: Array, lse: Array) -> tuple[Array, Array]:
+def _merge(plan: HopperPlan, out: Array, lse: Array) -> tuple[Array, Array]:
     """[B · splits, ...] -> [B, ...]: each part counts by its share of the sum of exponentials."""
     out, lse = (a.reshape(-1, plan.splits, *a.shape[1:]) for a in (out, lse))
     top = lse.max(1, keepdims=True)
@@ -258,7 +261,7 @@ def _merge(plan: Plan, out: Array, lse: Array) -> tuple[Array, Array]:
     return merged.astype(plan.dtype), (top + jnp.log2(total))[:, 0]
 
 
-def _find_place(plan: Plan, refs: dict[str, Any]) -> Place:
+def _find_place(plan: HopperPlan, refs: dict[str, Any]) -> Place:
     blocks = plan.blocks
     tile, head, part = (lax.axis_index(name) for name in ("tile", "head", "part"))
     # The last queries first: under a causal mask they have the most to do, and what is started last
@@ -290,7 +293,9 @@ def _find_place(plan: Plan, refs: dict[str, Any]) -> Place:
     )
 
 
-def _own_visits(plan: Plan, split: Array, visits: tuple[Any, ...]) -> tuple[Any, Any, Any, Any]:
+def _own_visits(
+    plan: HopperPlan, split: Array, visits: tuple[Any, ...]
+) -> tuple[Any, Any, Any, Any]:
     """The visits that fall into one part of the keys; one masked key block where none do."""
     low, full_low, full_high, high = visits
     first = lax.div(split * plan.key_blocks, jnp.int32(plan.splits))
@@ -302,7 +307,7 @@ def _own_visits(plan: Plan, split: Array, visits: tuple[Any, ...]) -> tuple[Any,
     return low, full_low, full_high, high
 
 
-def _scratch(plan: Plan, dtype: Any) -> dict[str, Any]:
+def _scratch(plan: HopperPlan, dtype: Any) -> dict[str, Any]:
     """Shared memory in the tiling and swizzle that wgmma and TMA agree on, and the barriers."""
     blocks, slots = plan.blocks, plan.blocks.value_slots
     swizzled = functools.partial(

@@ -1,0 +1,256 @@
+"""How a problem's scores are made, by a lift, by a tile form or by definition, and the gradient.
+
+A lift or a tile form may hold only for some data. Then a plan has two paths, and which of them runs
+is decided on the data, at run time: the first where the data is in range, else the definition. A
+backend gives each path a `Pass`, which pools forward and backward (tiles in plain XLA, a kernel
+over features, a kernel over tanh); `pool_by` makes one differentiable function of them.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, cast
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from regard.mask import Allowed
+from regard.placement import Device, on_device, vary_as
+from regard.pool.problem import Problem
+from regard.score.contract import Lift, Score, repeat_heads
+from regard.shapes import Axes
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ScorePath:
+    """One way to score: a projected score and its inputs, or a lift; neither: no scores needed.
+
+    Attributes:
+        standing: how the scores relate to the definition, for `explain`.
+    """
+
+    scored: tuple[Score, Array, Array] | None = None
+    lift: Lift | None = None
+    standing: str = field(default="by definition", metadata=dict(static=True))
+
+    @property
+    def key_heads(self) -> int:
+        """K; N for a score with parameters per head."""
+        key = self.lift.key if self.lift is not None else cast(Any, self.scored)[2]
+        return key.shape[1]
+
+    def dense_scores(self) -> Array:
+        """The scores of every pair, [B, N, T, S]."""
+        if self.lift is not None:
+            return self.lift.scores()
+        score, query, key = cast(Any, self.scored)
+        return score.scores(query, repeat_heads(key, query))
+
+
+class ScorePlan(NamedTuple):
+    """One path; or two, and a bool scalar: whether the data is in the first one's range."""
+
+    paths: tuple[ScorePath, ...]
+    in_range: Array | None
+
+    @classmethod
+    def of(cls, problem: Problem, tile_form: bool = True, lifted: bool = True) -> "ScorePlan":
+        """The fastest path of this problem's score, and a second one where data may forbid it.
+
+        Args:
+            tile_form: False for kernels, which know a lift and the definition only.
+            lifted: False for the definition only.
+        """
+        if not problem.normalize.uses_scores:
+            return cls((ScorePath(standing="not needed by this regime"),), None)
+        query, key, visible = problem.query, problem.key, problem.visible
+        if problem.score.per_head():
+            key = repeat_heads(key, query)
+        score, query, key = problem.score.projected(query, key)
+        if visible is not None and visible.shape[1] != key.shape[1]:
+            visible = jnp.repeat(visible, key.shape[1] // visible.shape[1], axis=1)
+        definition = ScorePath((score, query, key))
+        if not lifted:
+            return cls((definition,), None)
+        lift = score.lift(query, key, visible=visible)
+        if lift is not None:
+            first, in_range = ScorePath(lift=lift, standing=lift.standing), lift.in_range
+        else:
+            form = score.tile_form(query, key, visible=visible) if tile_form else None
+            if form is None:
+                return cls((definition,), None)
+            first = ScorePath((form.score, form.query, form.key), standing=form.standing)
+            in_range = form.in_range
+        return cls((first,) if in_range is None else (first, definition), in_range)
+
+    def describe(self) -> str:
+        """How scores are made, in words that follow "scores"."""
+        first = self.paths[0]
+        if first.lift is not None:
+            text = f"by an inner product of width {first.lift.width()}, {first.standing}"
+        else:
+            text = first.standing
+        if self.in_range is None:
+            return text
+        return f"{text}; outside that range, decided on the data at run time, by definition"
+
+    def lift_ran(self) -> Array:
+        """A bool scalar: whether the path that was taken is a lift."""
+        if self.paths[0].lift is None or self.in_range is None:
+            return jnp.array(self.paths[0].lift is not None)
+        return self.in_range
+
+    def run(self, function: Callable[[ScorePath], Any]) -> Any:
+        """function(first path); of the second where the data is out of the first one's range."""
+        if self.in_range is None:
+            return function(self.paths[0])
+        first, second = self.paths
+        return lax.cond(self.in_range, lambda: function(first), lambda: function(second))
+
+    def pool(
+        self,
+        problem: Problem,
+        passes: Sequence[tuple["Pass", Any]],
+        device: Device,
+        *,
+        branch: bool,
+        sharded: bool = True,
+        like: Any = (),
+    ) -> tuple[Array, Array]:
+        """Pools by one pass, given with its operands, for each path.
+
+        Args:
+            branch, sharded: as in `Passes`.
+            like: arrays besides the inputs over whose mesh axes the result varies.
+
+        Returns:
+            The output, [B, N, T, V], in the value's dtype, and whether the lift ran.
+        """
+        dtype = cast(Array, problem.value).dtype
+        static = Passes(tuple(one for one, _ in passes), device, dtype, branch, sharded)
+        operands = tuple(one for _, one in passes)
+        inputs = (operands, problem.allowed, problem.seed, self.in_range)
+        return pool_by(static, *vary_as(inputs, (inputs, like))), self.lift_ran()
+
+
+class Pass(Protocol):
+    """Pools by one path of a plan, forward and backward; static and hashable.
+
+    Arrays that pad T may come back longer than T: the caller cuts them. Where `active` is given
+    and False, nothing has to be computed and zeros come back.
+    """
+
+    def forward(
+        self, operands: Any, allowed: Allowed, seed: Any, active: Array | None
+    ) -> tuple[Array, Any]:
+        """Output [B, N, T, V] and what the backward pass needs per query, leaves [B, N, T]."""
+        ...
+
+    def backward(
+        self,
+        operands: Any,
+        allowed: Allowed,
+        seed: Any,
+        active: Array | None,
+        results: tuple[Array, Array, Any],
+    ) -> Any:
+        """Cotangents of the operands, from (d out, out, the leaves)."""
+        ...
+
+
+class ShardablePass(Pass, Protocol):
+    """A pass that can pool one device's share of the batch and of the heads by itself."""
+
+    @property
+    def axes(self) -> Axes: ...
+
+    def share(self, axes: Axes) -> "ShardablePass":
+        """The same pass for a share of that size."""
+        ...
+
+
+class Passes(NamedTuple):
+    """One pass for each path of a plan; static.
+
+    Attributes:
+        dtype: of the output.
+        branch: whether the path not taken is skipped by a branch (`lax.cond`), or runs with
+            `active` False, as loops of no iterations.
+        sharded: whether each pass may be divided among devices by batch and heads (sharded.py).
+    """
+
+    passes: tuple[Pass, ...]
+    device: Device
+    dtype: Any
+    branch: bool
+    sharded: bool
+
+    def run(self, path: int, direction: str, *inputs: Any) -> Any:
+        # A backward pass is traced after the call that it belongs to.
+        with on_device(self.device):
+            # Inside shard_map the caller says which device has what, elsewhere the compiler.
+            inside = jax.sharding.get_abstract_mesh().manual_axes
+            if self.sharded and jax.device_count() > 1 and not inside:
+                from regard.pool.sharded import run_shares  # needed on several devices only
+
+                return run_shares(cast(ShardablePass, self.passes[path]), direction, inputs)
+            return getattr(self.passes[path], direction)(*inputs)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def pool_by(
+    static: Passes,
+    operands: tuple[Any, ...],
+    allowed: Allowed,
+    seed: Array | None,
+    in_range: Array | None,
+) -> Array:
+    """Pools by the first pass; with two, by the second where `in_range` is False."""
+    return _forward(static, operands, allowed, seed, in_range)[0]
+
+
+def _forward(
+    static: Passes,
+    operands: tuple[Any, ...],
+    allowed: Allowed,
+    seed: Array | None,
+    in_range: Array | None,
+) -> tuple[Array, Any]:
+    def run(path: int, active: Array | None) -> tuple[Array, Any]:
+        return static.run(path, "forward", operands[path], allowed, seed, active)
+
+    if in_range is None:
+        out, stats = run(0, None)
+    elif static.branch:
+        out, stats = lax.cond(in_range, lambda: run(0, None), lambda: run(1, None))
+    else:
+        choose = functools.partial(jnp.where, in_range)
+        out, stats = jax.tree.map(choose, run(0, in_range), run(1, ~in_range))
+    return out.astype(static.dtype), (operands, allowed, seed, in_range, out, stats)
+
+
+def _backward(
+    static: Passes, residuals: Any, d_out: Array
+) -> tuple[tuple[Any, ...], None, None, None]:
+    operands, allowed, seed, in_range, out, stats = residuals
+
+    def run(path: int, active: Array | None) -> Any:
+        results = (d_out, out, stats)
+        return static.run(path, "backward", operands[path], allowed, seed, active, results)
+
+    if in_range is None:
+        return (run(0, None),), None, None, None
+    if not static.branch:
+        return (run(0, in_range), run(1, ~in_range)), None, None, None
+    zeros = jax.tree.map(jnp.zeros_like, operands)
+    cotangents = lax.cond(
+        in_range,
+        lambda: (run(0, None), zeros[1]),
+        lambda: (zeros[0], run(1, None)),
+    )
+    return cotangents, None, None, None
+
+
+pool_by.defvjp(_forward, _backward)
