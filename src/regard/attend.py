@@ -16,9 +16,8 @@ from regard.front_door import Pipeline, prepare
 from regard.mask import Mask, resolve
 from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of, explicit_mesh, on_device, shard_as_queries
-from regard.pool.backend import Backend, Request
+from regard.pool.backend import Backend, Problem, Request
 from regard.pool.choose import Choice, choose
-from regard.pool.problem import Problem
 from regard.pool.reference import dense_weights
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Score, accumulation_dtype
@@ -258,7 +257,7 @@ def explain(
         >>> import jax.numpy as jnp, regard
         >>> x = jnp.zeros((2, 8, 4))
         >>> print(regard.explain(x, x, x).splitlines()[0])
-        reference runs: 128 weights, at most 131,072: dense
+        reference runs: dense, 128 weights at once; scores by definition
 
     Args:
         verbose: also say why each of the others does not run, and by which measured preferences.

@@ -13,8 +13,7 @@ from regard.dropout import seed_words
 from regard.mask import Mask, MaskFacts, resolve
 from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of
-from regard.pool.backend import Request
-from regard.pool.problem import Problem
+from regard.pool.backend import Problem, Request
 from regard.pool.sequence_axis import SequenceAxis
 from regard.score.contract import Score, promote
 from regard.score.dot import Dot
@@ -56,7 +55,9 @@ def prepare(
     value = None if value is None else jnp.asarray(value)
     axes = check(query, key, value)
     _check_parts(score, normalize, axes, query, key)
-    sequence = SequenceAxis.of(mesh, sequence_axis)
+    sequence = None
+    if mesh is not None or sequence_axis is not None:
+        sequence = SequenceAxis.of(mesh, sequence_axis)
     if sequence is not None and sequence.inside:
         allowed, visible, non_empty = sequence.resolve_share(mask, valid_lens, axes)
     else:

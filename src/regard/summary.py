@@ -17,7 +17,7 @@ from regard.front_door import prepare
 from regard.mask import Mask
 from regard.normalize import Normalizer, Softmax
 from regard.placement import on_device, vary_as
-from regard.pool.backend import Request
+from regard.pool.backend import Problem, Request
 from regard.pool.blockwise import (
     Settings,
     TiledPass,
@@ -27,7 +27,6 @@ from regard.pool.blockwise import (
     visited_blocks,
 )
 from regard.pool.layout import forced_tiling
-from regard.pool.problem import Problem
 from regard.pool.score_plan import ScorePath, ScorePlan
 from regard.pool.xla_tiles import TilePlan, Tiles, make_operands
 from regard.score.additive import LiftPolicy, lift_policy

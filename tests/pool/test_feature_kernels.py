@@ -17,12 +17,12 @@ import pytest
 from problem import assert_close, rounded
 from regard.mask import Mask, resolve
 from regard.placement import Device
-from regard.pool.block_bounds import query_bounds, query_visits
 from regard.pool.kernels import feature_pass, padding, pool_features
 from regard.pool.kernels.block_shapes import DEFAULT, TABLE, Blocks, forced_blocks, pick_blocks
 from regard.pool.kernels.features import make_features
 from regard.pool.kernels.padding import KernelMask, pad_mask, round_up, stripe_rows
 from regard.pool.score_plan import Passes, pool_by
+from regard.pool.tile import query_bounds, query_visits
 from regard.score.sine_features import SineExpansion
 from regard.shapes import Axes
 
@@ -37,7 +37,7 @@ NAMES = ("start", "end", "ids", "keys", "table")
 PARTS = [parts for n in range(len(NAMES) + 1) for parts in itertools.combinations(NAMES, n)]
 
 # ---------------------------------------------------------------------------------------------
-# block_bounds.py
+# tile.py
 
 
 @st.composite

@@ -1,12 +1,12 @@
-"""Which backend runs, by the registry's order and measured preferences; why not each of the others.
+"""Which backend runs, by measured rules; and why not each of the others.
 
-With implementation=None the registry is walked, and the first backend that prefers the request and
-does not refuse it runs; a named backend insists.
+With implementation=None the rules are walked, and the first that holds and whose backend does not
+refuse decides; a named backend insists.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from regard.pool.backend import Backend, Request
 from regard.pool.blockwise import Blockwise
@@ -15,8 +15,63 @@ from regard.pool.pallas import Pallas
 from regard.pool.reference import Reference
 from regard.pool.ring import Ring
 
-# In order of preference. A new backend is one object more.
-REGISTRY: list[Backend] = [Ring(), Reference(), CuDNN(), Pallas(), Blockwise()]
+# Where the whole [B, N, T, S] array has at most this many numbers, its memory does not matter, and
+# one dense pass is a small program that any device runs quickly.
+DENSE_LIMIT = 1 << 17
+
+
+class Rule(NamedTuple):
+    """One backend, and when the automatic choice takes it unless it refuses.
+
+    Attributes:
+        prefers: the condition; what a backend cannot do is left to its own refusal.
+        when: the condition in words.
+        measured: the measurement that it rests on.
+    """
+
+    backend: Backend
+    prefers: Callable[[Request], bool]
+    when: str
+    measured: str
+
+
+# In order of preference. A new backend is one rule more.
+REGISTRY = [
+    Rule(
+        Ring(),
+        lambda request: request.sequence is not None,
+        "where sequence_axis= shards the sequence over a mesh axis",
+        "the only one that pools over such shares; docs/scaling.md has its cost",
+    ),
+    Rule(
+        Reference(),
+        lambda request: request.pairs <= DENSE_LIMIT,
+        f"at most {DENSE_LIMIT:,} weights",
+        "two CPU cores, float32 dot product, 4,096 to 524,288 weights: equal to blockwise, and "
+        "the smaller program; not measured on a GPU",
+    ),
+    Rule(
+        CuDNN(),
+        lambda request: request.device.platform == "gpu",
+        "on a GPU, softmax over an exact inner product of 16-bit numbers, masked by no more than "
+        "valid lengths per example, causal order or a causal window",
+        "one H200, bfloat16, B=4, T=S=4096, N=16, D=128: cuDNN 628 TFLOP/s, jax.nn by XLA 148",
+    ),
+    Rule(
+        Pallas(),
+        lambda request: request.device.platform == "gpu",
+        "on a GPU, softmax over any score with a lift, or additive",
+        "one H200, bfloat16: additive, B=8, T=S=4096, h=V=64, 0.53 ms, the book's form 18.6; "
+        "per-query lengths, B=4, T=S=4096, N=16, D=64, 0.37 ms, jax.nn by XLA 5.6",
+    ),
+    Rule(
+        Blockwise(),
+        lambda request: True,
+        "everything else",
+        "two CPU cores, float32: dot products 3.2 times as fast as jax.nn, additive scores 6 "
+        "times as fast as the book's form (benchmarks/README.md)",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -44,16 +99,17 @@ class Choice:
         if self.asked is not None:
             before = self.asked[: self.asked.index(self.backend.name)]
             return {name: cast(str, _refusal(named(name), self.request)) for name in before}
-        others = [backend for backend in REGISTRY if backend is not self.backend]
-        return {other.name: self._against(other) for other in others}
+        others = [rule for rule in REGISTRY if rule.backend is not self.backend]
+        return {other.backend.name: self._against(other) for other in others}
 
-    def _against(self, other: Backend) -> str:
-        refusal = _refusal(other, self.request)
+    def _against(self, other: Rule) -> str:
+        refusal = _refusal(other.backend, self.request)
         if refusal is not None:
             return refusal
         if not other.prefers(self.request):
             return f"could, but is preferred only for this: {other.when}"
-        return f"could, but {self.backend.name} comes first: {self.backend.when}"
+        [when] = [rule.when for rule in REGISTRY if rule.backend is self.backend]
+        return f"could, but {self.backend.name} comes first: {when}"
 
     def explain(self, verbose: bool) -> str:
         """For `regard.explain`: two lines, or all."""
@@ -63,11 +119,11 @@ class Choice:
             return f"{first}\nnot: {considered} (verbose=True says why)"
         lines = [first, *(f"not {name}: {reason}" for name, reason in others.items())]
         if self.asked is None:
-            lines.append("preferences; the first that applies and whose backend can runs:")
+            lines.append("rules, of which the first that holds and whose backend can decides:")
             lines += [
-                f"{'>' if backend is self.backend else ' '} {backend.name}: {backend.when} "
-                f"(measured: {backend.measured})"
-                for backend in REGISTRY
+                f"{'>' if rule.backend is self.backend else ' '} {rule.backend.name}: {rule.when} "
+                f"(measured: {rule.measured})"
+                for rule in REGISTRY
             ]
         return "\n".join(lines)
 
@@ -80,7 +136,7 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
         NotImplementedError: where every backend asked for refuses; the message has all reasons.
     """
     asked = None
-    candidates = [backend for backend in REGISTRY if backend.prefers(request)]
+    candidates = [rule.backend for rule in REGISTRY if rule.prefers(request)]
     fix = "no sequence_axis="  # only a sharded sequence is refused by all that prefer it
     if implementation is not None:
         asked = (implementation,) if isinstance(implementation, str) else tuple(implementation)
@@ -100,9 +156,9 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
 
 def named(name: str) -> Backend:
     """The backend of that name; ValueError where there is none."""
-    for backend in REGISTRY:
-        if backend.name == name:
-            return backend
+    for rule in REGISTRY:
+        if rule.backend.name == name:
+            return rule.backend
     raise ValueError(f"unknown implementation {name!r}: known are {_known()}.")
 
 
@@ -113,4 +169,4 @@ def _refusal(backend: Backend, request: Request) -> str | None:
 
 
 def _known() -> str:
-    return ", ".join(repr(backend.name) for backend in REGISTRY)
+    return ", ".join(repr(rule.backend.name) for rule in REGISTRY)

@@ -18,8 +18,7 @@ from jax import Array
 from regard.mask import Allowed, LengthsAndBand, MaskFacts
 from regard.normalize import Softmax
 from regard.placement import Device, vary_as
-from regard.pool.backend import Backend, Request
-from regard.pool.problem import Problem, zero_for_gradient
+from regard.pool.backend import Backend, Problem, Request, zero_for_gradient
 from regard.pool.score_plan import ScorePlan
 from regard.score.contract import Lift, repeat_heads
 from regard.shapes import Axes
@@ -64,16 +63,6 @@ class CuDNN(Backend):
     """cuDNN's fused attention; first derivatives only, by JAX's own rule."""
 
     name = "cudnn"
-    when = (
-        "on a GPU, softmax over an exact inner product of 16-bit numbers, masked by no more than "
-        "valid lengths per example, causal order or a causal window"
-    )
-    measured = (
-        "one H200, bfloat16, B=4, T=S=4096, N=16, D=128: cuDNN 628 TFLOP/s, jax.nn by XLA 148"
-    )
-
-    def prefers(self, request: Request) -> bool:
-        return request.device.platform == "gpu"
 
     def refuses(self, request: Request) -> str | None:
         lacks = tuple(_lacks(request))

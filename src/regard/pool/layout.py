@@ -13,7 +13,7 @@ from jax import Array
 
 from regard.mask import Allowed
 from regard.normalize import Normalizer
-from regard.pool.problem import Problem
+from regard.pool.backend import Problem
 from regard.pool.score_plan import ScorePath
 from regard.pool.xla_tiles import Operands, TilePlan, Tiling, pad_rows, product_dtype
 from regard.score.contract import accumulation_dtype

@@ -17,9 +17,8 @@ from jax import Array
 
 from regard.normalize import Softmax
 from regard.placement import Device
-from regard.pool.backend import Backend, Request
+from regard.pool.backend import Backend, Problem, Request, zero_for_gradient
 from regard.pool.kernels.block_shapes import Blocks, current_blocks
-from regard.pool.problem import Problem, zero_for_gradient
 from regard.pool.score_plan import Pass, ScorePath, ScorePlan
 from regard.score.contract import Lift
 
@@ -80,14 +79,6 @@ class Pallas(Backend):
     """Kernels for NVIDIA GPUs since Ampere; memory linear in T and S."""
 
     name = "pallas"
-    when = "on a GPU, softmax over any score with a lift, or additive"
-    measured = (
-        "one H200, bfloat16: additive, B=8, T=S=4096, h=V=64, 0.53 ms, the book's form 18.6; "
-        "per-query lengths, B=4, T=S=4096, N=16, D=64, 0.37 ms, jax.nn by XLA 5.6"
-    )
-
-    def prefers(self, request: Request) -> bool:
-        return request.device.platform == "gpu"
 
     def refuses(self, request: Request) -> str | None:
         device, axes = request.device, request.axes

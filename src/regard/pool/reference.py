@@ -9,34 +9,19 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.dropout import keep_scale
-from regard.pool.backend import Backend, Request
-from regard.pool.problem import Problem
+from regard.pool.backend import Backend, Problem, Request
 from regard.score.contract import accumulation_dtype, matmul_precision, repeat_heads
-
-# Where the whole [B, N, T, S] array has at most this many numbers, its memory does not matter, and
-# one dense pass is a small program that any device runs quickly.
-DENSE_LIMIT = 1 << 17
 
 
 class Reference(Backend):
     """Dense arrays; on request for any size."""
 
     name = "reference"
-    when = f"at most {DENSE_LIMIT:,} weights"
-    measured = (
-        "two CPU cores, float32 dot product, 4,096 to 524,288 weights: equal to blockwise, and the "
-        "smaller program; not measured on a GPU"
-    )
-
-    def prefers(self, request: Request) -> bool:
-        return request.pairs <= DENSE_LIMIT
 
     def refuses(self, request: Request) -> str | None:
         return None
 
     def describe(self, request: Request) -> str:
-        if request.pairs <= DENSE_LIMIT:
-            return f"{request.pairs:,} weights, at most {DENSE_LIMIT:,}: dense"
         return f"dense, {request.pairs:,} weights at once; scores by definition"
 
     def pool(self, problem: Problem, settings: Any) -> tuple[Array, Array]:

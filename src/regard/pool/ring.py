@@ -23,10 +23,9 @@ from jax.sharding import PartitionSpec
 from regard.dropout import Draw
 from regard.mask import Allowed
 from regard.placement import Device, vary_as
-from regard.pool.backend import Backend, Request
+from regard.pool.backend import Backend, Problem, Request
 from regard.pool.blockwise import TiledPass
 from regard.pool.layout import forced_tiling
-from regard.pool.problem import Problem
 from regard.pool.score_plan import ScorePlan
 from regard.pool.sequence_axis import SequenceAxis
 from regard.pool.xla_tiles import Operands, Tiling, make_operands, pad_rows
@@ -50,12 +49,7 @@ class Ring(Backend):
     """A sequence sharded over a mesh axis; memory linear in each device's share."""
 
     name = "ring"
-    when = "where sequence_axis= shards the sequence over a mesh axis"
     takes_sharded_sequences = True
-    measured = "the only one that pools over such shares; docs/scaling.md has its cost"
-
-    def prefers(self, request: Request) -> bool:
-        return request.sequence is not None
 
     def refuses(self, request: Request) -> str | None:
         if request.sequence is None:

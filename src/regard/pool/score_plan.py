@@ -9,7 +9,7 @@ over features, a kernel over tanh); `pool_by` makes one differentiable function 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,11 @@ from jax import Array, lax
 
 from regard.mask import Allowed
 from regard.placement import Device, on_device, vary_as
-from regard.pool.problem import Problem
 from regard.score.contract import Lift, Score, repeat_heads
 from regard.shapes import Axes
+
+if TYPE_CHECKING:
+    from regard.pool.backend import Problem
 
 
 @jax.tree_util.register_dataclass
@@ -56,7 +58,7 @@ class ScorePlan(NamedTuple):
     in_range: Array | None
 
     @classmethod
-    def of(cls, problem: Problem, tile_form: bool = True, lifted: bool = True) -> "ScorePlan":
+    def of(cls, problem: "Problem", tile_form: bool = True, lifted: bool = True) -> "ScorePlan":
         """The fastest path of this problem's score, and a second one where data may forbid it.
 
         Args:
@@ -111,7 +113,7 @@ class ScorePlan(NamedTuple):
 
     def pool(
         self,
-        problem: Problem,
+        problem: "Problem",
         passes: Sequence[tuple["Pass", Any]],
         device: Device,
         *,

@@ -37,16 +37,14 @@ class SequenceAxis:
             )
 
     @classmethod
-    def of(cls, mesh: Any, axis: str | None) -> "SequenceAxis | None":
-        """The axis that a caller of `attend` asked for; None without sequence_axis=."""
+    def of(cls, mesh: Any, axis: str | None) -> "SequenceAxis":
+        """The axis that a caller of `attend` asked for."""
         if axis is None:
-            if mesh is not None:
-                raise ValueError(
-                    "mesh= goes with sequence_axis=, the axis that shards T and S. Got a mesh of "
-                    f"{dict(mesh.shape)} and no sequence_axis. Fix: name one; for a sharded batch "
-                    "no argument is needed."
-                )
-            return None
+            raise ValueError(
+                "mesh= goes with sequence_axis=, the axis that shards T and S. Got a mesh of "
+                f"{dict(mesh.shape)} and no sequence_axis. Fix: name one; for a sharded batch "
+                "no argument is needed."
+            )
         around = jax.sharding.get_abstract_mesh()
         if mesh is None or axis in around.manual_axes:  # inside the caller's shard_map
             mesh = around

@@ -18,7 +18,7 @@ from jax import Array
 from regard.dropout import Draw, keep_scale
 from regard.mask import Allowed
 from regard.normalize import Normalizer
-from regard.pool.problem import Problem
+from regard.pool.backend import Problem
 from regard.pool.score_plan import ScorePath
 from regard.pool.tile import visible_pairs
 from regard.score.contract import (

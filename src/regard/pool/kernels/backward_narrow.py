@@ -15,7 +15,6 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.pool.block_bounds import query_visits
 from regard.pool.kernels.block_shapes import Blocks
 from regard.pool.kernels.forward import needs_mask
 from regard.pool.kernels.padding import KernelMask
@@ -29,6 +28,7 @@ from regard.pool.kernels.tile import (
     recomputed_weights,
     run_kernel,
 )
+from regard.pool.tile import query_visits
 
 
 def backward_narrow(

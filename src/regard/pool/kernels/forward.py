@@ -22,7 +22,7 @@ def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Array]
     Args:
         static: sizes, blocks, and how scores are made.
         arrays: by name, each [B|1, N|K|1, ...]: what `static.score` reads; value [.., S, V];
-            bounds [.., query blocks, 4] int32 (see block_bounds.py); and where there are any,
+            bounds [.., query blocks, 4] int32 (see pool/tile.py); and where there are any,
             key_bias [.., S] float32 in units of log2; start, end [.., T]; query_ids0 [.., T] with
             key_ids0 [.., S]; keys_taken [.., S] and table [.., T, S] int8; seed [2] uint32 with
             first_row [.., 1] int32, the index of the head's first row in the whole.

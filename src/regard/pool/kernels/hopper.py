@@ -181,7 +181,7 @@ def forward(
         value: [B, K, S, V], V a multiple of 64.
         key_bias: [B, K, S] float32.
         ranges: start and end, [B|1, N|1, T] int32: the visible keys of each query.
-        bounds: [B|1, N|1, T / (cluster · queries), 4] int32, see block_bounds.py; every block of
+        bounds: [B|1, N|1, T / (cluster · queries), 4] int32, see pool/tile.py; every block of
             queries visits at least one block of keys. None: all of them, none masked. With a fifth
             number, values past it are zeroed here: they may be NaN.
         scale: positive; scores are scale · (phi · psi + key_bias), in units of log2.

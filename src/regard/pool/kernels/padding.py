@@ -10,8 +10,8 @@ from jax import Array, lax
 
 from regard.mask import Allowed
 from regard.placement import vary_as
-from regard.pool.block_bounds import kernel_bounds, query_bounds
 from regard.pool.kernels.tile import KernelPlan
+from regard.pool.tile import kernel_bounds, query_bounds
 from regard.shapes import Axes
 
 STRIPE_BYTES = 1 << 30  # d scores held at a time
