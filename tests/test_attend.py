@@ -227,3 +227,38 @@ def test_explain_raises_what_attend_raises():
         )
     with pytest.raises(ValueError, match="unknown implementation"):
         regard.explain(*small(), implementation="fast")
+
+
+# ---------------------------------------------------------------------------------------------
+# Scores of one's own, as people write them first.
+
+
+class Plain(regard.Score):
+    """A class without attributes, and nothing registered."""
+
+    def scores(self, query, key):
+        return 2 * jnp.einsum("...td,...sd->...ts", query, key)
+
+
+def test_a_score_without_attributes_needs_no_registration():
+    x = jax.random.normal(jax.random.key(0), (2, 6, 4), jnp.float32)
+    expected = regard.attend(x, x, x, score=regard.Dot(2.0))
+    assert "by definition" in regard.explain(x, x, x, score=Plain())
+    for implementation in ("reference", "blockwise"):
+        out = regard.attend(x, x, x, score=Plain(), implementation=implementation)
+        np.testing.assert_allclose(out, expected, rtol=2e-6)
+
+
+def test_a_score_with_unregistered_parameters_says_what_to_write():
+    class Unregistered(regard.Score):
+        def __init__(self, rate):
+            self.rate = rate
+
+        def scores(self, query, key):
+            return self.rate * jnp.einsum("...td,...sd->...ts", query, key)
+
+    x = jnp.ones((2, 6, 4), jnp.float32)
+    wanted = "must be a pytree.* Got Unregistered with rate. Fix: @jax.tree_util.register_dataclass"
+    for call in (regard.attend, regard.explain):
+        with pytest.raises(TypeError, match=wanted):
+            call(x, x, x, score=Unregistered(2.0))

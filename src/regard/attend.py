@@ -20,7 +20,7 @@ from regard.pool.backend import Backend, Problem, Request
 from regard.pool.choose import Choice, choose
 from regard.pool.reference import dense_weights
 from regard.score.additive import LiftPolicy, lift_policy
-from regard.score.contract import Score, accumulation_dtype
+from regard.score.contract import Score, accumulation_dtype, require_pytree
 from regard.score.dot import Dot
 from regard.shapes import check, check_scores
 
@@ -270,6 +270,8 @@ def explain(
     static = ("normalize", "dropout_rate", "mesh", "sequence_axis")
     static_options = {name: options.pop(name) for name in static if name in options}
     device = device_of(query, key, value, options)
+    if isinstance(options.get("score"), Score):
+        require_pytree(options["score"])
 
     def shapes_only(query: Array, key: Array, value: Array, arrays: dict[str, Any]) -> None:
         found.append(prepare(query, key, value, device=device, **static_options, **arrays)[1])

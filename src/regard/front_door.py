@@ -15,7 +15,7 @@ from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of
 from regard.pool.backend import Problem, Request
 from regard.pool.sequence_axis import SequenceAxis
-from regard.score.contract import Score, promote
+from regard.score.contract import Score, promote, require_pytree
 from regard.score.dot import Dot
 from regard.shapes import Axes, check
 
@@ -103,6 +103,7 @@ def _check_parts(score: Score, normalize: Normalizer, axes: Axes, query: Array, 
             "score must be a regard.Score: Dot(), Gaussian(), Bilinear(kernel), "
             f"Additive(query_kernel, key_kernel, vector), or your own subclass. Got {score!r}."
         )
+    require_pytree(score)
     if not isinstance(normalize, Normalizer):
         raise TypeError(
             "normalize must be one of Softmax(), Sparsemax(), Kernel(f), Cone(f), Hard(), "

@@ -144,12 +144,12 @@ def _summarize(problem: Problem, settings: Settings, policy: LiftPolicy) -> Summ
     def query_block(tiles: Tiles, sweep: Callable, stats: Any, iq: Array, total: Array) -> Any:
         plan = tiles.plan
         rows = (*plan.lead, plan.tiling.block_q)
-        seen = _rows_inside(plan, iq)
+        real = _rows_inside(plan, iq)
 
         def look(carry: Any, scores: Array, allowed: Array | None, ik: Array) -> Any:
             total, entropy, best, at = carry
             first_key = ik * plan.tiling.block_k
-            alpha = plan.normalize.recall(stats, scores, allowed, tiles.key_indices(ik)) * seen
+            alpha = plan.normalize.recall(stats, scores, allowed, tiles.key_indices(ik)) * real
             axis = len(plan.lead)
             here = lax.dynamic_slice_in_dim(total, first_key, plan.tiling.block_k, axis)
             here = here + alpha.sum(-2)  # [Z, s]

@@ -180,7 +180,7 @@ def _features(problem: Problem) -> tuple[Array, Array]:
 
 
 # ---------------------------------------------------------------------------------------------
-# What cuDNN lacks. Every line reads on after "cudnn".
+# What cuDNN lacks; each line completes a sentence that begins with "cudnn".
 
 
 def _lacks(request: Request) -> Iterator[str]:
@@ -225,7 +225,7 @@ def _mask_lacks(mask: MaskFacts, axes: Axes) -> Iterator[str]:
     if right is None:
         yield "has a window to the left only together with causal order"
     elif left < 0 or axes.T > axes.S:
-        yield f"has no window in which some queries see no key (T = {axes.T}, S = {axes.S})"
+        yield f"has no window that leaves some rows empty (T = {axes.T}, S = {axes.S})"
     elif mask.lens != "none":
         yield "has no window together with valid lengths"
 
@@ -261,7 +261,7 @@ def _score_lacks(request: Request) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=512)
 def _refusal_of_jax(axes: Axes, dtype: jnp.dtype, width: int) -> tuple[str, ...]:
-    """What JAX itself has against the call: a missing or too old cuDNN, say."""
+    """Why JAX itself refuses the call: a missing or too old cuDNN, for example."""
     if axes.empty():
         return ()
     query = jax.ShapeDtypeStruct((axes.B, axes.T, axes.N, width), dtype)
@@ -298,7 +298,7 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 # ---------------------------------------------------------------------------------------------
 # vmap: before JAX 0.11.2, cuDNN's call is mapped only where all of its arrays are, forward and
-# backward. These two see to that; without a vmap they are the identity.
+# backward. The next two functions ensure that; without a vmap they are the identity.
 
 
 @jax.custom_batching.custom_vmap

@@ -164,7 +164,7 @@ def _pad_allowed(allowed: Allowed, plan: TilePlan, rows: int, keys: int) -> Allo
 
 
 def _heads_are_alike(axes: Axes, operands: Operands, allowed: Allowed) -> bool:
-    """Whether heads can be told apart by their rows alone, without copying a mask or bias."""
+    """Whether each head can become an example of its own without copying a mask or bias."""
     if operands.score is not None and operands.score.per_head():
         return False
     pairs = [*allowed.arrays] + ([] if operands.bias is None else [operands.bias])

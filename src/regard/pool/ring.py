@@ -81,7 +81,7 @@ class Ring(Backend):
         axes, band = problem.axes, problem.allowed.facts and problem.allowed.facts.band
         chunks = 2 if band is not None and band.right is not None and over.size > 1 else 1
         if over.inside and (axes.T % 2 or axes.S % 2):
-            chunks = 1  # nothing can be padded there, so halves must be equal
+            chunks = 1  # no padding is possible there, so halves must be equal
         axes = over.whole(axes)
         with sequence_over(over.axis if over.inside else None):
             # Another lift would take one share of the keys for all of them.
@@ -400,12 +400,12 @@ class RingPass:
         """The problem of one block of this device's queries and the keys at hand."""
         shares = self.shares
 
-        def seen_from_here(bound: Array | None) -> Array | None:
+        def in_piece(bound: Array | None) -> Array | None:
             if bound is None:
                 return None
             return jnp.clip(shares.block(bound, index) - first, 0, shares.piece_keys)
 
-        ranges = Allowed(seen_from_here(allowed.start), seen_from_here(allowed.end), (), ())
+        ranges = Allowed(in_piece(allowed.start), in_piece(allowed.end), (), ())
         draw = None
         if seed is not None:
             at = index * shares.block_rows

@@ -141,7 +141,7 @@ class Pass(Protocol):
     """Pools by one path of a plan, forward and backward; static and hashable.
 
     Arrays that pad T may come back longer than T: the caller cuts them. Where `active` is given
-    and False, nothing has to be computed and zeros come back.
+    and False, the pass may skip all computation and return zeros.
     """
 
     def forward(

@@ -191,7 +191,7 @@ class Split:
     @classmethod
     def of(cls, axes: Axes, mesh: Mesh, kinds: Sequence[Kinds], arguments: Any) -> "Split":
         """As the arguments lie, as far as whole shares come out of it."""
-        if mesh.empty:  # nobody named any axis, so nothing is known to be divided
+        if mesh.empty:  # no named axis: nothing is known to be sharded
             devices = sorted(arguments[0].sharding.device_set, key=lambda device: device.id)
             return cls(axes, Mesh(np.array(devices), ("devices",)), (), ())
 

@@ -73,7 +73,7 @@ class Score:
         Args:
             query: [..., T, Hq].
             key: [..., S, Hk].
-            visible: [..., S] bool, keys that some query may look at; None means all.
+            visible: [..., S] bool, keys that some query may attend to; None means all.
         """
         return None
 
@@ -228,7 +228,7 @@ _sequence: ContextVar[str | None] = ContextVar("sequence", default=None)
 
 @contextlib.contextmanager
 def sequence_over(axis: str | None) -> Iterator[None]:
-    """Lifts traced inside see one device's share of queries and keys, over this mesh axis."""
+    """Lifts traced inside get one device's share of queries and keys, over this mesh axis."""
     token = _sequence.set(axis)
     try:
         yield
@@ -242,6 +242,22 @@ def over_shares(reduce: str, found: Array) -> Array:
     if axis is None:
         return found
     return dict(sum=jax.lax.psum, min=jax.lax.pmin, max=jax.lax.pmax)[reduce](found, axis)
+
+
+def require_pytree(score: Score) -> None:
+    """Raises TypeError unless the score is a pytree; one without attributes becomes one."""
+    if not any(leaf is score for leaf in jax.tree.leaves(score)):
+        return
+    cls = type(score)
+    if not getattr(score, "__dict__", None):
+        jax.tree_util.register_static(cls)
+        return
+    name, decorator = cls.__name__, "@jax.tree_util.register_dataclass"
+    raise TypeError(
+        f"a score with parameters must be a pytree, so that JAX can trace and differentiate them. "
+        f"Got {name} with {', '.join(vars(score))}. Fix: {decorator} above @dataclass(frozen=True) "
+        f"on class {name}, with field(metadata=dict(static=True)) for what is no number."
+    )
 
 
 def promote(*dtypes: jnp.dtype) -> jnp.dtype:

@@ -45,7 +45,7 @@ def backward_narrow(
         arrays: as in forward.py, without bounds, and d_out [B, N, T, V], lse and delta [B, N, T]
             float32.
         blocks: of d keys, and of d queries.
-        dtype: of d phi, and of d psi where it is not summed over query heads; d value's is likewise
+        dtype: of d phi, and of d psi where it is not summed over query heads; d value's is
             that of the values.
 
     Returns:

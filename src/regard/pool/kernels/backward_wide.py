@@ -45,7 +45,7 @@ def d_scores(
 
     Args:
         static, arrays: as in forward.py, and d_out [B, N, T, V], lse and delta [B, N, T] float32;
-            bounds here are [.., key blocks, 2]: the query blocks that may look at a key block.
+            bounds here are [.., key blocks, 2]: the query blocks that visit a key block.
         dtype: of d scores.
         parts: split factor: how many programs share the queries of a block of keys, so that small
             problems fill the GPU; their sums are added.

@@ -156,7 +156,9 @@ class _Worker:
         carry = lax.fori_loop(full_low, full_high, functools.partial(step, masked=False), carry)
         if self.ranged:
             carry = lax.fori_loop(full_high, high, with_mask, carry)
-        pl.when(self.place.warpgroup == 0)(self._await_turn)  # the last one, which nobody takes
+        pl.when(self.place.warpgroup == 0)(
+            self._await_turn
+        )  # the last turn, not taken
         operand, state = carry
         if self.plan.interpret:
             out = self._pool_plainly(high - 1, operand, state.out, masked=self.ranged)
@@ -251,7 +253,7 @@ class _Worker:
     # -- parts ----------------------------------------------------------------------------------
 
     def _multiply(self, ik: Array, accumulator: Any) -> None:
-        """Adds phi · psi to the accumulator; the last product may still be under way."""
+        """Adds phi · psi to the accumulator; the last product may still be running."""
         blocks, memory, warpgroup = self.plan.blocks, self.memory, self.place.warpgroup
         low = self.place.visits[0]
         if blocks.resident:
@@ -298,7 +300,7 @@ class _Worker:
         return Weighed(weights, rescale, top)
 
     def _pool(self, ik: Array, operand: Array, pooled: Any, *, masked: bool) -> None:
-        """Adds the values of a key block; the product may still be under way."""
+        """Adds the values of a key block; the product may still be running."""
         slot = self._await_values(ik, masked)
         mgpu.wgmma(pooled, operand, self.memory.value.at[slot])
 
@@ -390,7 +392,7 @@ class _Worker:
 def _store(rows: Any, value: Array) -> None:
     """Straight from the accumulator's registers, 16 bytes of a 32-byte sector at a time.
 
-    JAX 0.12 asks to be told that this is meant; 0.11 has no way to say it.
+    JAX 0.12 requires optimized=False for this store; 0.11 has no such argument.
     """
     if hasattr(mgpu, "store"):
         mgpu.store(rows, value, optimized=False)

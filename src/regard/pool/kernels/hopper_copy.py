@@ -76,13 +76,13 @@ def copy(plan: "HopperPlan", place: "Place", memory: "Memory", refs: dict[str, A
         )
 
     lax.fori_loop(low, high, copy_key_block, None)
-    # Nobody may leave while a neighbor still copies here, or reports here.
+    # No block may exit while its neighbor still copies into it or signals its barriers.
     _drain(memory.chunk_consumed, (high - low) * plan.chunks, blocks.stages)
     _drain(memory.value_consumed, high - low, blocks.value_slots)
 
 
 def _drain(barriers: Any, steps: Any, slots: int) -> None:
-    """Waits for the uses that nobody has waited for yet."""
+    """Waits for the uses of the last slots."""
 
     def wait(step: Array, carry: None) -> None:
         mgpu.barrier_wait(barriers.at[slot_of(step, slots)])
