@@ -269,7 +269,7 @@ def explain(
     found: list[Request] = []
     static = ("normalize", "dropout_rate", "mesh", "sequence_axis")
     static_options = {name: options.pop(name) for name in static if name in options}
-    device = device_of(query, key, value, options)
+    device = device_of(query, key, value)
     if isinstance(options.get("score"), Score):
         require_pytree(options["score"])
 

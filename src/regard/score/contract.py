@@ -250,7 +250,9 @@ def require_pytree(score: Score) -> None:
         return
     cls = type(score)
     if not getattr(score, "__dict__", None):
-        jax.tree_util.register_static(cls)
+        jax.tree_util.register_pytree_node(
+            cls, lambda _: ((), None), lambda _aux, _leaves: cls.__new__(cls)
+        )
         return
     name, decorator = cls.__name__, "@jax.tree_util.register_dataclass"
     raise TypeError(
