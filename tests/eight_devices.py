@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 DEVICES = "--xla_force_host_platform_device_count=8"
+# On a busy machine the eight threads of a collective may be minutes apart: XLA would abort at 40 s.
+PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 
 
 def lines_of(script: str, names: list[str], *flags: str) -> list[str]:
     """What `python tests/SCRIPT NAMES...` prints; that it fails is an error which shows it all."""
-    flags = (os.environ.get("XLA_FLAGS", ""), DEVICES, *flags)
+    flags = (os.environ.get("XLA_FLAGS", ""), DEVICES, PATIENCE, *flags)
     done = subprocess.run(
         [sys.executable, str(Path(__file__).resolve().parent / script), *names],
         capture_output=True,
