@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import pytest
 
 import oracle
 import regard
@@ -335,6 +336,28 @@ class Case:
         if self.bias is not None:
             said.append(f"bias {list(self.bias)}")
         return ", ".join(said)
+
+
+def tiered(cases):
+    """The cases as pytest's parameters; those of `make test-all` alone are marked slow.
+
+    `make test` keeps the first case of each row of each table: every score, regime, mask, dtype,
+    size and shape of bias is in one. Backends take turns at them.
+    """
+    order, groups, seen, params = list(BACKENDS), {}, set(), []
+    for case in cases:
+        groups.setdefault(replace(case, backend=""), []).append(case)
+    turn = 0
+    for plain, group in groups.items():
+        rows = {(field, str(getattr(plain, field))) for field in vars(plain)}
+        new = not rows <= seen
+        seen |= rows
+        turn += new
+        kept = order[turn % len(order)] if len(group) > 1 else group[0].backend
+        for case in group:
+            marks = () if new and case.backend == kept else pytest.mark.slow
+            params.append(pytest.param(case, marks=marks, id=str(case)))
+    return params
 
 
 def on_every_backend(cases):

@@ -62,6 +62,18 @@ def padding_reaches_nothing_alone(problem):
     np.testing.assert_array_equal(problem.run_alone(poisoned), out)
 
 
+def explain_says_what_ran(problem):
+    """The backend by name; a lift where it ran, and none where it did not."""
+    assert problem.answer
+    text = problem.explained()
+    assert text.startswith(f"{problem.backend.implementation} runs: asked for; ")
+    says_lift, says_guard = "by an inner product" in text, "outside that range" in text
+    if bool(problem.lifted):
+        assert says_lift
+    else:
+        assert says_guard or not says_lift
+
+
 def breaking_one_value_shows(problem):
     """The twin of equals_the_oracle: one value that counts, changed, and the comparison must
     see it.

@@ -32,6 +32,7 @@ class Problem:
     facts: dict  # the mask, as oracle.allowed takes it
     cotangent: np.ndarray
     dtypes: dict  # of each input, and of "out"
+    lifted: bool | None = None  # whether the score's lift ran; known once there is an answer
 
     @functools.cached_property
     def shape(self):
@@ -125,11 +126,15 @@ class Problem:
         def run(inputs, masks, cotangent):
             def pool(inputs):
                 return regard.attend(
-                    **inputs, **masks, normalize=normalize, implementation=implementation
+                    **inputs,
+                    **masks,
+                    normalize=normalize,
+                    implementation=implementation,
+                    return_lifted=True,
                 )
 
-            out, pull = jax.vjp(pool, inputs)
-            return out, pull(cotangent)[0]
+            out, pull, lifted = jax.vjp(pool, inputs, has_aux=True)
+            return out, pull(cotangent)[0], lifted
 
         return run
 
@@ -137,7 +142,7 @@ class Problem:
         """Out and gradients by name, in the dtypes they came in. `inputs` replaces some of them."""
         inputs = {**self.inputs, **(inputs or {})}
         with self.backend.tiling():
-            out, found = self.program(*self._arguments(inputs, facts))
+            out, found, self.lifted = self.program(*self._arguments(inputs, facts))
         gradients = {name: getattr(found["score"], name, None) for name in inputs}
         gradients |= {
             name: found[name] for name in ("query", "key", "value", "bias") if name in found
@@ -156,6 +161,17 @@ class Problem:
         with self.backend.tiling():
             arguments = self._arguments({**self.inputs, **(inputs or {})})
             return np.asarray(self.program_alone(*arguments[:2]))
+
+    def explained(self):
+        """What `regard.explain` says about this case."""
+        with self.backend.tiling():
+            arguments = self._arguments(self.inputs)[:2]
+            return regard.explain(
+                **arguments[0],
+                **arguments[1],
+                normalize=REGIMES[self.case.regime].normalize,
+                implementation=self.backend.implementation,
+            )
 
     def compiled_text(self):
         """The compiled program; after `answer` this compiles nothing."""

@@ -105,9 +105,8 @@ def with_(backend):
 
 @pytest.fixture(
     scope="module",
-    params=with_("cudnn, stand-in")
-    + [pytest.param(case, marks=pytest.mark.gpu) for case in with_("cudnn")],
-    ids=str,
+    params=cases.tiered(with_("cudnn, stand-in"))
+    + [pytest.param(case, marks=pytest.mark.gpu, id=str(case)) for case in with_("cudnn")],
 )
 def problem(request):
     with pytest.MonkeyPatch.context() as patch:

@@ -12,11 +12,12 @@ import pytest
 
 import oracle
 import regard
-from cases import BACKENDS, DTYPES, MASKS, REGIMES, Case, Sizes, on_every_backend
+from cases import BACKENDS, DTYPES, MASKS, REGIMES, Case, Sizes, on_every_backend, tiered
 from contract import (
     breaking_one_value_shows,
     empty_rows_are_exactly_zero,
     equals_the_oracle,
+    explain_says_what_ran,
     padding_reaches_nothing,
 )
 from problem import as_arguments, assert_close, draw
@@ -66,7 +67,7 @@ CASES = on_every_backend(
 )
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
+@pytest.fixture(scope="module", params=tiered(CASES))
 def problem(request):
     return draw(request.param)
 
@@ -80,6 +81,9 @@ class TestEveryCase:
 
     def test_padding_reaches_nothing(self, problem):
         padding_reaches_nothing(problem)
+
+    def test_explain_says_what_ran(self, problem):
+        explain_says_what_ran(problem)
 
     def test_breaking_one_value_shows(self, problem):
         breaking_one_value_shows(problem)

@@ -20,7 +20,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, PartitionSpec
 import cases
 import oracle
 import regard
-from cases import MASKS, Case, ScoreRow, Sizes, interpreted_kernels
+from cases import MASKS, Case, ScoreRow, Sizes, interpreted_kernels, tiered
 from contract import (
     breaking_one_value_shows,
     empty_rows_are_exactly_zero,
@@ -158,7 +158,7 @@ INTERPRETED = (
 
 
 @pytest.mark.parametrize(
-    "case", [replace(case, backend="pallas, interpreted") for case in INTERPRETED], ids=str
+    "case", tiered(replace(case, backend="pallas, interpreted") for case in INTERPRETED)
 )
 def test_in_interpret_mode(case):
     the_contract_holds(draw(case))

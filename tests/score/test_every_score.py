@@ -12,8 +12,13 @@ import pytest
 
 import oracle
 import regard
-from cases import BACKENDS, DTYPES, REGIMES, SCORES, Case, Sizes, on_every_backend
-from contract import empty_rows_are_exactly_zero, equals_the_oracle, padding_reaches_nothing
+from cases import BACKENDS, DTYPES, REGIMES, SCORES, Case, Sizes, on_every_backend, tiered
+from contract import (
+    empty_rows_are_exactly_zero,
+    equals_the_oracle,
+    explain_says_what_ran,
+    padding_reaches_nothing,
+)
 from problem import as_arguments, assert_close, draw, error, rounded
 
 WORST = "causal window and lengths per query"
@@ -75,7 +80,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
+@pytest.fixture(scope="module", params=tiered(CASES))
 def problem(request):
     return draw(request.param)
 
@@ -89,6 +94,9 @@ class TestEveryCase:
 
     def test_padding_reaches_nothing(self, problem):
         padding_reaches_nothing(problem)
+
+    def test_explain_says_what_ran(self, problem):
+        explain_says_what_ran(problem)
 
     def test_breaking_one_parameter_shows(self, problem):
         """The twin: one number of each parameter, or of the key that counts most, and the
