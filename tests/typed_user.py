@@ -31,6 +31,15 @@ def looked_at(query: jax.Array, key: jax.Array) -> tuple[jax.Array, str]:
     return alpha - same + summary.entropy.sum(), regard.explain(query, key, key)
 
 
+def with_weights(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    out, weights = regard.attend(query, key, value, return_weights=True)
+    both: tuple[jax.Array, jax.Array] = regard.attend(query, key, value, return_lifted=True)
+    out, weights, lifted = regard.attend(
+        query, key, value, score=regard.Dot(0.5), return_weights=True, return_lifted=True
+    )
+    return out + weights.sum() + jnp.where(lifted & both[1], 1.0, 0.0)
+
+
 def page(weights: jax.Array, words: list[str]) -> str:
     return AttentionMap(weights, words, words).to_html()
 
@@ -44,7 +53,9 @@ class Overlap(regard.Score):
 
 
 def mistakes(query: jax.Array) -> None:
-    regard.attend(query, query, query, score="dot")  # type: ignore[arg-type]
+    regard.attend(query, query, query, score="dot")  # type: ignore[call-overload]
     regard.Mask.window("left", 0)  # type: ignore[arg-type]
-    regard.attend(query, query)  # type: ignore[call-arg]
+    regard.attend(query, query)  # type: ignore[call-overload]
+    one: jax.Array = regard.attend(query, query, query, return_weights=True)  # type: ignore[assignment]
+    regard.attend(query, query, query, valid_lengths=one)  # type: ignore[call-overload]
     page(query, "words")  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ pytestmark = [
 
 SMALL = WalkBlocks(kept=16, walked=2, units=2)
 
-prepared = jax.jit(operands, static_argnames=("blocks", "group"))
+prepared = jax.jit(tanh_operands, static_argnames=("blocks", "group"))
 pulled = jax.jit(d_projected, static_argnames=("keys_first", "blocks", "interpret"))
 
 

@@ -138,6 +138,8 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
     asked = None
     candidates = [rule.backend for rule in REGISTRY if rule.prefers(request)]
     fix = "no sequence_axis="  # only a sharded sequence is refused by all that prefer it
+    if request.sequence is not None:
+        candidates = [backend for backend in candidates if backend.takes_sharded_sequences]
     if implementation is not None:
         asked = (implementation,) if isinstance(implementation, str) else tuple(implementation)
         candidates, fix = [named(name) for name in asked], "implementation=None picks one"
@@ -151,7 +153,8 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
         refusals[backend.name] = refusal
     listed = "\n".join(f"  {name}: {reason}" for name, reason in refusals.items())
     which = "implementation" if asked is None else "asked-for implementation"
-    raise NotImplementedError(f"no {which} can do this.\n{listed}\nFix: {fix}.")
+    over = f" over mesh axis {request.sequence.axis!r}" if request.sequence is not None else ""
+    raise NotImplementedError(f"no {which} can do this{over}.\n{listed}\nFix: {fix}.")
 
 
 def named(name: str) -> Backend:

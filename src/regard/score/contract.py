@@ -175,6 +175,13 @@ class Lift:
     rows into features, so that wide features never have to be stored whole. Without one they
     are the features.
 
+    Example:
+        >>> import jax.numpy as jnp, regard
+        >>> query, key = jnp.ones((1, 4)), jnp.ones((2, 4))
+        >>> lift = regard.Dot(scale=0.5).lift(query, key)
+        >>> lift.width(), lift.standing, lift.scores().tolist()
+        (4, 'exact', [[2.0, 2.0]])
+
     Attributes:
         query: [..., T, F].
         key: [..., S, F].

@@ -156,9 +156,7 @@ class _Worker:
         carry = lax.fori_loop(full_low, full_high, functools.partial(step, masked=False), carry)
         if self.ranged:
             carry = lax.fori_loop(full_high, high, with_mask, carry)
-        pl.when(self.place.warpgroup == 0)(
-            self._await_turn
-        )  # the last turn, not taken
+        pl.when(self.place.warpgroup == 0)(self._await_turn)  # the last turn, not taken
         operand, state = carry
         if self.plan.interpret:
             out = self._pool_plainly(high - 1, operand, state.out, masked=self.ranged)
