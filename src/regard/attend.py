@@ -318,7 +318,7 @@ def _attend(
 def _pool(problem: Problem, program: Program) -> tuple[Array, Array]:
     """score -> mask -> normalize -> pool. Returns the output and whether the lift ran."""
     axes, value = problem.axes, cast(Array, problem.value)
-    if axes.empty():
+    if axes.empty() or axes.V == 0:
         zeros = jnp.zeros((axes.B, axes.N, axes.T, axes.V), value.dtype)
         return axes.callers(zeros), jnp.array(False)
     with on_device(program.device):

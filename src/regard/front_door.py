@@ -61,8 +61,9 @@ def prepare(
     if sequence is not None and sequence.inside:
         allowed, visible, non_empty = sequence.resolve_share(mask, valid_lens, axes)
     else:
-        allowed = resolve(mask, valid_lens, axes)
-        visible, non_empty = allowed.visible_keys(axes), allowed.seeing_queries(axes)
+        allowed, visible, non_empty = resolve(mask, valid_lens, axes), None, None
+        if not axes.empty():
+            visible, non_empty = allowed.visible_keys(axes), allowed.seeing_queries(axes)
     bias = None if bias is None else _canonical_bias(jnp.asarray(bias), axes)
     seed = _seed(dropout_rate, dropout_rng)
     dtype = promote(query.dtype, key.dtype)
@@ -87,7 +88,7 @@ def prepare(
         score,
         allowed,
         _per_key_head(visible, axes),
-        None if axes.empty() else non_empty,
+        non_empty,
         bias,
         seed,
         normalize,

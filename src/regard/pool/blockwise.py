@@ -215,14 +215,18 @@ def pool_query_block(
     start = jnp.zeros((*rows, width), plan.wide), normalize.start(rows, plan.wide)
     out, state = sweep(step, start)
     scale, stats = normalize.finish(state, known)
-    return (out if scale is None else out * scale[..., None]), stats
+    if scale is None:
+        return out / plan.value_scale, stats
+    return out * (scale / plan.value_scale)[..., None], stats
 
 
 def join(plan: TilePlan, blocks: Array) -> Array:
     """[groups, query_blocks, Z, q, x] -> [B, N, rows, x]."""
-    shape = (plan.groups, plan.query_blocks, -1, plan.tiling.block_q, blocks.shape[-1])
+    heads = plan.tiling.block_b * plan.axes.N
+    shape = (plan.groups, plan.query_blocks, heads, plan.tiling.block_q, blocks.shape[-1])
     blocks = jnp.moveaxis(blocks.reshape(shape), 1, 2)  # [groups, Z, query_blocks, q, x]
-    return blocks.reshape(plan.axes.B, plan.axes.N, -1, blocks.shape[-1])
+    rows = plan.query_blocks * plan.tiling.block_q
+    return blocks.reshape(plan.axes.B, plan.axes.N, rows, blocks.shape[-1])
 
 
 def _indices(count: int) -> Array:
@@ -262,7 +266,7 @@ def _backward(
     )
     d_query = jax.tree.map(lambda a: join(plan, a), d_query)
     d_key, d_value, d_expansion = jax.tree.map(  # [groups, b, ...] -> [B, ...]
-        lambda a: a.reshape(-1, *a.shape[2:]), (d_key, d_value, d_expansion)
+        lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), (d_key, d_value, d_expansion)
     )
     cotangents = Operands(d_score, d_expansion, d_query, d_key, d_value, d_bias)
     return jax.tree.map(lambda d, x: d.astype(x.dtype), cotangents, operands)

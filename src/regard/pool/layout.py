@@ -66,7 +66,11 @@ class Layout:
 
     @classmethod
     def of(cls, problem: Problem, path: ScorePath, sizes: Tiling | None, platform: str) -> Self:
-        width = 1 if path.scored is None else path.scored[0].tile_width(problem.axes.query_width)
+        width = (
+            1
+            if path.scored is None
+            else max(1, path.scored[0].tile_width(problem.axes.query_width))
+        )
         return cls(
             axes=problem.axes,
             normalize=problem.normalize,

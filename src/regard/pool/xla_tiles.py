@@ -76,6 +76,16 @@ class TilePlan:
     def key_blocks(self) -> int:
         return -(-self.axes.S // self.tiling.block_k)
 
+    @property
+    def value_scale(self) -> float:
+        """A power of two by which values are multiplied while they are summed: weights up to 1 are
+        divided by their total last, and S large values may not overflow before. 1 for values that
+        are multiplied as float16, which has no room for it and no need.
+        """
+        if self.product == np.float16:
+            return 1.0
+        return 2.0 ** -math.ceil(math.log2(max(self.axes.S, 1)))
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -234,7 +244,8 @@ class Tiles:
         else:
             inputs = self._tile(query), self._tile(repeated), d_scores
         d_score, d_query, d_key = score.scores_back(*inputs)
-        d_key = d_key.reshape(*key.shape[:2], -1, *key.shape[2:]).sum(2)  # over a group's heads
+        group = query.shape[1] // key.shape[1]
+        d_key = d_key.reshape(*key.shape[:2], group, *key.shape[2:]).sum(2)  # over a group's heads
         return d_score, d_query.reshape(query.shape), d_key
 
     # -- bias, mask, dropout --------------------------------------------------------------------
@@ -311,8 +322,9 @@ class Tiles:
         return self._value_operand(_block(self.value, 2, ik, self.plan.tiling.block_k))
 
     def pool(self, weights: Array, value: Array) -> Array:
-        """[Z, q, s] and [b, K, s, V] -> [Z, q, V]."""
+        """[Z, q, s] and [b, K, s, V] -> [Z, q, V], times `value_scale`."""
         rows = self._together(self._value_operand(weights))
+        value = value * self.plan.value_scale
         return self._tile(self._product("bkqs,bksv->bkqv", rows, value))
 
     def out_operand(self, d_out: Array) -> Array:
@@ -353,16 +365,19 @@ class Tiles:
 
     def _together(self, rows: Array) -> Array:
         """[Z, q, x] or [b, N, q, x] -> [b, K, Gq, x]: heads that share a key head, as rows."""
-        return rows.reshape(self.plan.tiling.block_b, self.plan.axes.K, -1, rows.shape[-1])
+        plan = self.plan
+        count = plan.axes.N // plan.axes.K * rows.shape[-2]
+        return rows.reshape(plan.tiling.block_b, plan.axes.K, count, rows.shape[-1])
 
     def _apart(self, rows: Array) -> Array:
         """[Z, q, x] or [b, K, Gq, x] -> [b, N, q, x]."""
-        return rows.reshape(self.plan.tiling.block_b, self.plan.axes.N, -1, rows.shape[-1])
+        count = math.prod(rows.shape[:-1]) // (self.plan.tiling.block_b * self.plan.axes.N)
+        return rows.reshape(self.plan.tiling.block_b, self.plan.axes.N, count, rows.shape[-1])
 
     def _tile(self, rows: Array) -> Array:
         """[b, N, q, x] or [b, K, Gq, x] -> [Z, q, x]."""
         lead = self.plan.lead
-        return rows.reshape(*lead, rows.size // (math.prod(lead) * rows.shape[-1]), rows.shape[-1])
+        return rows.reshape(*lead, math.prod(rows.shape[:-1]) // math.prod(lead), rows.shape[-1])
 
     def _flip(self, pairs: Array) -> Array:
         """[b|1, N|1, q|1, s|1] -> flipped, [Z, s, r]: r counts the queries of a group of heads."""

@@ -142,6 +142,8 @@ class Additive(Score):
         """1 - 2 / (1 + e^2x e^2y): exact, and on a CPU faster than the lift and than tanh."""
         if current_platform(query, key) != "cpu" or lift_policy().anywhere:
             return None
+        if not self.vector.shape[-1]:  # no hidden units: every score is 0
+            return None
         projected, x, y = self.projected(query, key)
         *_, shift = _ranges(x, y, visible)
         x, y = x + repeat_heads(shift, x), y - shift
@@ -167,7 +169,7 @@ class Additive(Score):
 
     def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift | None:
         tolerance = self.lift_tolerance(query.dtype)
-        if tolerance is None or not worth_lifting(query, key):
+        if tolerance is None or not worth_lifting(query, key) or not self.vector.shape[-1]:
             return None
         projected, x, y = self.projected(query, key)
         table = _Table.fit(tolerance, design_limit(query.shape[-2], key.shape[-2]))
