@@ -376,7 +376,8 @@ class MultiHeadAttention(_Attention):
             mask: a regard.Mask, or bool broadcastable to the weights (B, N, T, S).
             bias: added to the scores, broadcastable to the weights.
             cache: a KVCache; the chunk is appended, and sees itself and what came before.
-                Masks and bias then span the cache: S = max_len.
+                Masks and bias then span the cache, S = max_len, and valid_lens, () or (B,), say
+                how many tokens of the chunk belong to each example.
             deterministic: True: no dropout.
             dropout_rng: a JAX key, in place of the rng named "dropout".
             implementation: as in regard.attend.

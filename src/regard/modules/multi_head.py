@@ -13,7 +13,7 @@ from jax import Array
 
 from regard.attend import attend
 from regard.mask import Mask, resolve
-from regard.modules.cache import KVCache
+from regard.modules.cache import KVCache, is_real
 from regard.modules.parameters import Initializer, Learned, Parameter, Tree, matmul_precision_of
 from regard.score.contract import matmul_precision, promote
 from regard.shapes import Axes
@@ -109,9 +109,12 @@ class MultiHead:
         single = query.ndim == 2
         if single:
             query, key, value = query[None], key[None], value[None]
-        found = _as_mask(mask, valid_lens, single)
+        found = _as_mask(mask, valid_lens if cache is None else None, single)
         if cache is None:
-            key, value = self._hide_padding(query, key, value, found)
+            key, value = self._zero_padding(query, key, value, found)
+        else:
+            count, lens = query.shape[1], cache.chunk_lens(valid_lens, query.shape[1])
+            query, key, value = _zero_chunk_padding(query, key, value, lens)
         if dtype is None:
             dtype = promote(*(x.dtype for x in (query, key, value, *jax.tree.leaves(params))))
         with matmul_precision_of(precision):
@@ -120,26 +123,26 @@ class MultiHead:
             value = _into_heads(value, params["value"], dtype)  # [B, S, K, V]
             late = None
             if cache is not None:
-                late = _late(cache, query.shape[1])
-                found, cache = cache.mask(found, query.shape[1]), cache.append(key, value)
+                late, found = cache.late(count, lens), cache.mask(found, count, lens)
+                cache = cache.append(key, value, lens)
                 key, value = cache.key.astype(dtype), cache.value.astype(dtype)
             pooled, *weights = self._pool(
                 params, query, key, value, found, bias, return_weights, options
             )
             out = _out_of_heads(pooled, params["out"], dtype)  # [B, T, out]
         if late is not None:
-            out = jnp.where(late[None, :, None], jnp.nan, out)
-            weights = [jnp.where(late[None, None, :, None], jnp.nan, alpha) for alpha in weights]
+            out = jnp.where(late[..., None], jnp.nan, out)
+            weights = [jnp.where(late[:, None, :, None], jnp.nan, alpha) for alpha in weights]
         if single:
             out, weights = out[0], [alpha[0] for alpha in weights]
         results = (out, *weights, *(() if cache is None else (cache,)))
         return results if len(results) > 1 else out
 
-    def _hide_padding(
+    def _zero_padding(
         self, query: Array, key: Array, value: Array, mask: Mask
     ) -> tuple[Array, Array]:
-        """Zeroes what no query may look at, before it is projected: `attend` zeroes it after, but
-        0 times a NaN there would be NaN in a kernel's gradient."""
+        """Zeroes keys and values that every query masks, before they are projected: `attend` zeroes
+        them after, but 0 times a NaN there would be NaN in a kernel's gradient."""
         axes = Axes(
             4,
             *(query.shape[0], query.shape[1], key.shape[1], self.num_heads, self.num_heads),
@@ -244,11 +247,18 @@ def _out_of_heads(pooled: Array, params: Tree, dtype: Any) -> Array:
     return out + params["bias"].astype(dtype)[None, None] if "bias" in params else out
 
 
-def _late(cache: KVCache, count: int) -> Array | None:
-    """[T] bool: queries past the cache's end; None where that is known not to happen."""
-    if not isinstance(cache.length, jax.core.Tracer):
-        return None
-    return cache.positions(count) >= cache.max_len
+def _zero_chunk_padding(
+    query: Array, key: Array, value: Array, lens: Array
+) -> tuple[Array, Array, Array]:
+    """Zeroes the padding of a chunk that goes into the cache, so that NaN there has no effect."""
+    if key.shape[1] != query.shape[1]:
+        raise ValueError(
+            "a call with a cache appends one key for each query. Got query "
+            f"{list(query.shape)}, key {list(key.shape)}. Fix: the same tokens as queries and keys."
+        )
+    real = is_real(query.shape[1], lens)[..., None]  # [B, T, 1]
+    query, key, value = (jnp.where(real, array, 0) for array in (query, key, value))
+    return query, key, value
 
 
 def _as_mask(mask: Mask | Array | None, valid_lens: Array | None, single: bool) -> Mask:
