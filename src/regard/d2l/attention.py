@@ -12,6 +12,14 @@ from jax import Array
 import regard
 from regard.score import Score
 
+__all__ = [
+    "masked_softmax",
+    "DotProductAttention",
+    "AdditiveAttention",
+    "MultiHeadAttention",
+    "PositionalEncoding",
+]
+
 
 def masked_softmax(X: Array, valid_lens: Array | None) -> Array:
     """Softmax over the first valid_lens entries of the last axis; the rest gets weight 0.

@@ -15,6 +15,9 @@ from jax import Array
 
 from regard.d2l.attention import AdditiveAttention
 
+__all__ = ["RNN", "GRU", "Encoder", "Decoder", "EncoderDecoder", "AttentionDecoder"]
+__all__ += ["Seq2SeqEncoder", "Seq2SeqAttentionDecoder"]
+
 # The state of a decoder with attention: the encoder's outputs (batch, source, hidden), the hidden
 # states (layers, batch, hidden), and the source's lengths (batch,) or None.
 State = Sequence[Any]

@@ -3,6 +3,8 @@
 A cache goes in and a new one comes out, so it lives in jit, scan and vmap like any array.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +68,32 @@ class KVCache:
             jnp.zeros((batch, max_len, key_heads, key_width), dtype),
             jnp.zeros((batch, max_len, key_heads, value_width), dtype),
             jnp.zeros((batch,), jnp.int32),
+        )
+
+    @classmethod
+    def of_flax(cls, key: Array, value: Array, index: Array, valid_lens: Array | None) -> "KVCache":
+        """From Flax's cache variables: (batch..., max_len, K, width), and one index for all."""
+        if valid_lens is not None:
+            raise ValueError(
+                "decode=True keeps one index for the whole batch, as Flax does, so it takes no "
+                f"valid_lens. Got valid_lens {list(jnp.shape(valid_lens))}. Fix: "
+                "cache=init_cache(batch, max_len) in the call, which keeps one per example."
+            )
+        batch = math.prod(key.shape[:-3])
+        return cls(
+            key.reshape(batch, *key.shape[-3:]),
+            value.reshape(batch, *value.shape[-3:]),
+            jnp.broadcast_to(index, (batch,)),
+        )
+
+    def as_flax(self, key_shape: Sequence[int]) -> tuple[Array, Array, Array]:
+        """Flax's cache variables: (batch..., max_len, K, width), and one index for all."""
+        batch = tuple(key_shape[:-3])
+        index = self.length.max(initial=0)
+        return (
+            self.key.reshape(*batch, *self.key.shape[1:]),
+            self.value.reshape(*batch, *self.value.shape[1:]),
+            index,
         )
 
     @property
