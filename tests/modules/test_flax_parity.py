@@ -197,8 +197,11 @@ def test_decode_without_a_cache_and_with_lengths():
     with pytest.raises(ValueError, match=r"decode=True needs a cache. Fix: init_cache\(input_sha"):
         ours(X[:, :1])
     ours.init_cache(X.shape)
-    with pytest.raises(ValueError, match=r"one index for the whole batch.*Fix: cache=init_cache"):
+    message = r"one index for the whole batch, as Flax does. Got {} as well. Fix: decode=False"
+    with pytest.raises(ValueError, match=message.format("valid_lens")):
         ours(X[:, :2], valid_lens=jnp.asarray([2, 1], jnp.int32))
+    with pytest.raises(ValueError, match=message.format("cache")):
+        ours(X[:, :2], cache=ours.init_cache(2, LENGTH))
 
 
 def test_sown_weights():
@@ -278,3 +281,9 @@ def test_a_padding_row_is_zero_and_not_an_average():
     got, wanted = ours(X, mask=mask), theirs(X, mask=mask, decode=False)
     np.testing.assert_array_equal(got[:, 0], 0.0)
     assert_close(got[:, 1:], wanted[:, 1:], 2e-6)
+
+
+def test_a_mask_of_another_batch_names_its_shape():
+    ours = regard.nnx.MultiHeadAttention(4, FEATURES, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"mask and bias must broadcast to.*Got \[5, 1, 5, 5\]"):
+        ours(inputs(2, 3), mask=jnp.ones((5, 1, 5, 5), bool))

@@ -171,7 +171,7 @@ class MultiHeadArguments:
         out_kernel_init, out_bias_init: of the output projection; None: as the others.
         use_bias: whether the projections have biases.
         decode: keeps the keys and values of earlier calls in Flax's cache variables. `cache=` in
-            the call does the same by hand, for ragged batches as well.
+            the call does the same explicitly, for ragged batches as well.
         normalize_qk: a LayerNorm of each head's queries and keys, without bias.
         score: "dot", "gaussian", "bilinear", "additive", whose parameters are learned; a
             regard.Score, whose arrays are learned from their present values on while its plain
@@ -262,9 +262,9 @@ class MultiHeadCall(PoolingCall, total=False):
     after the output, and the grown cache after both.
 
     Args:
-        cache: a KVCache; the chunk is appended, and sees itself and what came before. Masks and
-            bias then span the cache, S = max_len, and valid_lens, () or (B,), say how many tokens
-            of the chunk belong to each example.
+        cache: a KVCache; the chunk is appended, and attends to itself and all tokens before.
+            Masks and bias then span the cache, S = max_len, and valid_lens, () or (B,), say how
+            many tokens of the chunk belong to each example.
         is_causal: as `mask=regard.Mask.causal(align="start")`; with a cache, every call is.
         sow_weights: sows the weights as "attention_weights", as Flax does.
     """

@@ -1,10 +1,10 @@
-"""The keys and values that incremental decoding has seen, as a pytree of fixed shape.
+"""The keys and values of the tokens decoded so far, as a pytree of fixed shape.
 
-A cache goes in and a new one comes out, so it lives in jit, scan and vmap like any array.
+Appending returns a new cache, so a cache works in jit, scan and vmap like any array.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,12 +71,19 @@ class KVCache:
         )
 
     @classmethod
-    def of_flax(cls, key: Array, value: Array, index: Array, valid_lens: Array | None) -> "KVCache":
-        """From Flax's cache variables: (batch..., max_len, K, width), and one index for all."""
-        if valid_lens is not None:
+    def of_flax(
+        cls, key: Array, value: Array, index: Array, options: Mapping[str, Any]
+    ) -> "KVCache":
+        """From Flax's cache variables: (batch..., max_len, K, width), and one index for all.
+
+        Raises:
+            ValueError: the call's options ask for what one index cannot do.
+        """
+        given = [name for name in ("valid_lens", "cache") if options.get(name) is not None]
+        if given:
             raise ValueError(
-                "decode=True keeps one index for the whole batch, as Flax does, so it takes no "
-                f"valid_lens. Got valid_lens {list(jnp.shape(valid_lens))}. Fix: "
+                "decode=True keeps a cache of its own with one index for the whole batch, as Flax "
+                f"does. Got {' and '.join(given)} as well. Fix: decode=False and "
                 "cache=init_cache(batch, max_len) in the call, which keeps one per example."
             )
         batch = math.prod(key.shape[:-3])
@@ -221,10 +228,10 @@ def is_real(count: int, lens: Array) -> Array:
 
 
 def _write(held: Array, chunk: Array, length: Array, lens: Array) -> Array:
-    """One example's chunk at `length`: its first `lens` rows, of which those past the end are lost.
+    """Writes the first `lens` rows of one example's chunk at `length`, dropping those past the end.
 
-    dynamic_update_slice moves a slice that does not fit back to where it does. So the slice is
-    what stood there, with the chunk's rows put in: only T rows of the cache are touched.
+    dynamic_update_slice shifts a slice that does not fit. So the slice holds what the cache has
+    there, overwritten by the chunk's rows, and only T rows of the cache are read or written.
     """
     chunk = chunk[: held.shape[0]].astype(held.dtype)
     count = chunk.shape[0]

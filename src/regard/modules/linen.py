@@ -247,11 +247,12 @@ class MultiHeadAttention(shared.MultiHeadArguments, _Attention):
             name: _Group(tuple(group.items()), self.param_dtype, self.partitioned, name=name)()
             for name, group in heads.parameters().items()
         }
-        given, held = options.pop("cache", None), None
+        held = None
         look, sow = options.pop("return_weights", False), options.pop("sow_weights", False)
         if self.decode:
             keys = inputs_q if inputs_k is None else inputs_k
             held = self._held_cache(heads, params, inputs_q, keys, options)
+        given = options.pop("cache", None)
         pooled = heads(
             params,
             inputs_q,
@@ -286,7 +287,8 @@ class MultiHeadAttention(shared.MultiHeadArguments, _Attention):
         if self.has_variable("cache", "cached_key"):
             names = ("cached_key", "cached_value", "cache_index")
             held: list[Any] = [self.get_variable("cache", name) for name in names]
-            return KVCache.of_flax(*held, valid_lens=options.get("valid_lens"))
+            key, value, index = held
+            return KVCache.of_flax(key, value, index, options)
         dtype = self.dtype or heads.dtype(params, query, key)
         *batch, length = key.shape[:-1]
         made = heads.init_cache(1, length, dtype)

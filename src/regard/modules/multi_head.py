@@ -102,7 +102,6 @@ class MultiHead:
             self.kernel_init,
             (features, heads * width),
         )
-        # Flax draws a bias flat as well; it only matters to initializers that look at the shape.
         bias = Parameter((heads, width), (axis, "head_features"), self.bias_init)
         return {"kernel": kernel} | ({"bias": bias} if self.use_bias else {})
 
@@ -227,12 +226,12 @@ class MultiHead:
         return out, [_take(jnp.concatenate(weights, axis=1), back, 1)] if return_weights else []
 
     def _key_heads_of(self, heads: tuple[int, ...]) -> tuple[int, ...]:
-        """The key heads that these query heads look at, fewer where the queries still group."""
-        looked_at = [head * self.key_heads // self.num_heads for head in heads]
-        distinct = sorted(set(looked_at))
-        if len({looked_at.count(head) for head in distinct}) == 1:
+        """The key heads of these query heads, each once where the queries still form groups."""
+        used = [head * self.key_heads // self.num_heads for head in heads]
+        distinct = sorted(set(used))
+        if len({used.count(head) for head in distinct}) == 1:
             return tuple(distinct)
-        return tuple(looked_at)
+        return tuple(used)
 
     def _inputs(
         self, query: Array, key: Array | None, value: Array | None
@@ -255,7 +254,7 @@ class MultiHead:
                 f"here of query width {self.query_features}, key width {self.key_features} and "
                 f"value width {self.value_features}. Got query {list(query.shape)}, key "
                 f"{list(key.shape)}, value {list(value.shape)}. Fix: in_features, key_features and "
-                "value_features as the arrays have them; a mask goes in as mask=."
+                "value_features as the arrays have them; a mask is passed as mask=."
             )
         return query, key, value
 
@@ -284,7 +283,7 @@ def _layer_norm(heads: Array, scale: Array) -> Array:
 def _zero_chunk_padding(
     query: Array, key: Array, value: Array, lens: Array
 ) -> tuple[Array, Array, Array]:
-    """Zeroes the padding of a chunk that goes into the cache, so that NaN there has no effect."""
+    """Zeroes the padding of a chunk before it is appended, so that NaN there has no effect."""
     if key.shape[1] != query.shape[1]:
         raise ValueError(
             "a call with a cache appends one key for each query. Got query "
@@ -342,7 +341,13 @@ def _flat_pairs(array: Array, batch: tuple[int, ...]) -> Array:
     """What broadcasts to (batch..., N, T, S), with one batch axis where it has any."""
     if jnp.ndim(array) <= 3 or len(batch) == 1:
         return array
-    return _flat(jnp.broadcast_to(array, (*batch, *array.shape[-3:])), batch)
+    try:
+        return _flat(jnp.broadcast_to(array, (*batch, *array.shape[-3:])), batch)
+    except ValueError:
+        raise ValueError(
+            f"mask and bias must broadcast to the weights (batch..., N, T, S), with batch "
+            f"{list(batch)}. Got {list(array.shape)}. Fix: size-1 axes where it is shared."
+        ) from None
 
 
 def _mask_of_heads(mask: Mask, heads: tuple[int, ...], num_heads: int) -> Mask:

@@ -6,7 +6,7 @@ shared with `regard.linen`: the same parameters give the same bits in both.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import jax.numpy as jnp
@@ -265,8 +265,7 @@ class MultiHeadAttention(Attention):
 
     @takes(_MultiHead)
     def __init__(self, arguments: _MultiHead) -> None:
-        given = {option.name: getattr(arguments, option.name) for option in fields(arguments)}
-        refuse_flax_only(given, nnx.MultiHeadAttention.__init__)
+        refuse_flax_only(vars(arguments), nnx.MultiHeadAttention.__init__)
         self.heads = plan(arguments)
         if self.heads.query_features == 0:
             raise TypeError("MultiHeadAttention needs in_features, the width of the queries.")
@@ -313,10 +312,11 @@ class MultiHeadAttention(Attention):
             name: {leaf: getattr(getattr(self, name), leaf)[...] for leaf in group}
             for name, group in self.heads.parameters().items()
         }
-        given, held = options.pop("cache", None), None
+        held = None
         look, sow = options.pop("return_weights", False), options.pop("sow_weights", False)
         if self.decode if decode is None else decode:
             held = self._held_cache(options)
+        given = options.pop("cache", None)
         pooled = self.heads(
             params,
             inputs_q,
@@ -396,5 +396,5 @@ class MultiHeadAttention(Attention):
             self.cached_key[...],
             self.cached_value[...],
             self.cache_index[...],
-            valid_lens=options.get("valid_lens"),
+            options,
         )
