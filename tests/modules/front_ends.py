@@ -79,6 +79,9 @@ MODULES = {
     "heads, no bias": Module(
         "MultiHeadAttention", dict(num_heads=4, use_bias=False, **WIDE), (6, 5, 3), params=4
     ),
+    "normalized heads": Module(
+        "MultiHeadAttention", dict(num_heads=4, normalize_qk=True, **WIDE), (6, 5, 3), params=10
+    ),
     "gaussian heads": Module(
         "MultiHeadAttention", dict(num_heads=4, score="gaussian", **WIDE), (6, 5, 3), params=9
     ),

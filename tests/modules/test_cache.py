@@ -29,9 +29,9 @@ def module_of(name):
     return Module("MultiHeadAttention", sizes | SCORES[name], (6, 6, 6))
 
 
-def text(seed=0, length=LENGTH):
+def text(seed=0, length=LENGTH, batch=2):
     rng = np.random.default_rng(seed)
-    return jnp.asarray(rng.standard_normal((2, length, 6)), jnp.float32)
+    return jnp.asarray(rng.standard_normal((batch, length, 6)), jnp.float32)
 
 
 def in_chunks(built, x, size, max_len=LENGTH, **keywords):
@@ -54,8 +54,8 @@ def test_chunks_equal_the_full_causal_pass(name, size):
     got, alpha, cache = in_chunks(built, x, size)
     assert_close(got, out, 2e-6, "out")
     assert_close(alpha, weights, 2e-6, "weights")
-    assert int(cache.length) == LENGTH
-    assert not cache.overflowed()
+    assert cache.length.tolist() == [LENGTH] * 2
+    assert not cache.overflowed().any()
 
 
 def test_the_front_ends_agree_to_the_bit():
@@ -124,7 +124,7 @@ def test_scan_under_jit(front_end):
 
     got, cache = decode(built.params, x)
     assert_close(got, out, 2e-6)
-    assert int(cache.length) == LENGTH
+    assert cache.length.tolist() == [LENGTH] * 2
 
 
 def test_gradients_flow_through_the_cache():
@@ -162,7 +162,206 @@ def test_cache_dtype():
 
 
 # ---------------------------------------------------------------------------------------------
+# Ragged: each example has a length of its own, and grows by its own number of tokens.
+
+CHUNKS = np.array([[4, 3, 1, 2], [2, 0, 5, 1], [1, 1, 1, 1]])  # tokens of each example, by call
+
+
+def ragged_chunks(x, chunks=CHUNKS, padding=np.nan):
+    """The chunks of `x`, padded to the longest: tokens, lens, and where each example's begin."""
+    begins = np.zeros(len(chunks), int)
+    for lens in chunks.T:
+        tokens = np.full((len(chunks), lens.max(), x.shape[-1]), padding, np.float32)
+        for example, (begin, count) in enumerate(zip(begins, lens, strict=True)):
+            tokens[example, :count] = x[example, begin : begin + count]
+        yield jnp.asarray(tokens), jnp.asarray(lens, jnp.int32), begins.copy()
+        begins += lens
+
+
+def compare_ragged(got, expected, lens, begins, axis, tolerance=2e-6):
+    for example, (count, begin) in enumerate(zip(np.asarray(lens), begins, strict=True)):
+        rows = np.take(got[example], range(count), axis - 1)
+        wanted = np.take(expected[example], range(begin, begin + count), axis - 1)
+        if count:
+            assert_close(rows, wanted, tolerance, f"example {example}")
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("name", SCORES)
+def test_ragged_chunks_equal_the_full_causal_pass(name, jit):
+    """Outputs and weights, with NaN in the padding, and with an example that pauses."""
+    built, x = build("nnx", module_of(name)), text(batch=3)
+    out, weights = built.call(built.params, x, mask=regard.Mask.causal(), return_weights=True)
+
+    def step(tokens, cache, lens):
+        return built.call(built.params, tokens, cache=cache, valid_lens=lens, return_weights=True)
+
+    step = jax.jit(step) if jit else step
+    cache = built.module.init_cache(3, LENGTH)
+    for tokens, lens, begins in ragged_chunks(x):
+        got, alpha, cache = step(tokens, cache, lens)
+        compare_ragged(got, out, lens, begins, axis=1)
+        compare_ragged(alpha, weights, lens, begins, axis=2)
+        assert np.isfinite(got).all()
+    assert cache.length.tolist() == CHUNKS.sum(1).tolist()
+    assert np.isfinite(cache.key).all()
+
+
+def test_the_step_after_a_ragged_prefill_is_right_for_every_row():
+    """A prompt of 9, 6 and 4 tokens, then one token at a time in a scan, in one program."""
+    built, x = build("linen", module_of("dot")), text(batch=3, length=14)
+    out, lens = built.call(built.params, x, mask=regard.Mask.causal()), np.array([9, 6, 4])
+
+    @jax.jit
+    def decode(prompt, rest):
+        cache = built.module.init_cache(3, 14)
+        _, cache = built.call(
+            built.params, prompt, cache=cache, valid_lens=jnp.asarray(lens, jnp.int32)
+        )
+
+        def step(cache, token):
+            out, cache = built.call(built.params, token[:, None], cache=cache)
+            return cache, out[:, 0]
+
+        return jax.lax.scan(step, cache, rest)
+
+    rest = np.stack([x[np.arange(3), lens + i] for i in range(5)])
+    cache, got = decode(x[:, :9], jnp.asarray(rest))
+    for example, begin in enumerate(lens):
+        assert_close(got[:, example], out[example, begin : begin + 5], 2e-6, f"example {example}")
+    assert cache.length.tolist() == [14, 11, 9]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [regard.Mask.window(2, 0), regard.Mask.window(None, -1) & regard.Mask.window(4, None)],
+    ids=["window", "past only and window"],
+)
+def test_ragged_masks_are_in_positions_of_each_text(mask):
+    built, x = build("nnx", module_of("additive")), text(batch=3)
+    out = built.call(built.params, x, mask=regard.Mask.causal() & mask)
+    cache = built.module.init_cache(3, LENGTH)
+    for tokens, lens, begins in ragged_chunks(x):
+        got, cache = built.call(built.params, tokens, cache=cache, valid_lens=lens, mask=mask)
+        compare_ragged(got, out, lens, begins, axis=1)
+
+
+def test_gradients_of_ragged_chunks_are_those_of_the_full_pass():
+    built, x = build("nnx", module_of("mixed, grouped")), text(batch=3)
+    total = CHUNKS.sum(1)
+
+    def in_chunks(params, padding):
+        cache, loss = built.module.init_cache(3, LENGTH), 0.0
+        for tokens, lens, _ in ragged_chunks(x, padding=padding):
+            out, cache = built.call(params, tokens, cache=cache, valid_lens=lens)
+            real = np.arange(tokens.shape[1])[None] < np.asarray(lens)[:, None]
+            loss += jnp.sum(jnp.where(real[..., None], jnp.sin(out), 0))
+        return loss
+
+    def at_once(params):
+        out = built.call(params, x, mask=regard.Mask.causal())
+        return jnp.sum(jnp.where((np.arange(LENGTH) < total[:, None])[..., None], jnp.sin(out), 0))
+
+    wanted = jax.grad(at_once)(built.params)
+    for padding in (0.0, np.nan):
+        got = jax.grad(in_chunks)(built.params, padding)
+        jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), got, wanted)
+
+
+def test_padding_of_a_chunk_pools_to_the_output_bias():
+    built, x = build("nnx", module_of("dot")), text()
+    cache = built.module.init_cache(2, LENGTH)
+    out, weights, _ = built.call(
+        built.params,
+        x,
+        cache=cache,
+        valid_lens=jnp.asarray([10, 0], jnp.int32),
+        return_weights=True,
+    )
+    np.testing.assert_array_equal(weights[1], 0.0)
+    np.testing.assert_array_equal(out[1], np.broadcast_to(built.params["out"]["bias"], (10, 6)))
+
+
+def test_lens_of_an_append():
+    cache = KVCache.empty(3, 5, key_heads=1, key_width=4, value_width=3)
+    key, value = jnp.ones((3, 2, 1, 4), jnp.float32), jnp.ones((3, 2, 1, 3), jnp.float32)
+    for lens, grown in (
+        (None, [2, 2, 2]),
+        (1, [1, 1, 1]),
+        (np.array([0, 1, 9], np.uint8), [0, 1, 2]),
+        (jnp.asarray([-(2**31) + 1, 2**31 - 1, 1]), [0, 2, 1]),
+    ):
+        got = cache.append(key, value, lens)
+        assert got.length.tolist() == grown
+        np.testing.assert_array_equal(got.key[..., 0, 0].sum(1), grown)
+    with pytest.raises(TypeError, match=r"must be integers.*Got dtype float32, shape \[3\]"):
+        cache.append(key, value, jnp.ones(3, jnp.float32))
+    with pytest.raises(ValueError, match=r"each example: \(\) or \(B,\). Got valid_lens \[2\]"):
+        cache.append(key, value, jnp.ones(2, jnp.int32))
+    assert cache.append(key[:, :0], value[:, :0]).length.tolist() == [0, 0, 0]
+
+
+def test_appending_to_a_donated_cache_copies_no_cache():
+    cache = KVCache.empty(4, 256, key_heads=2, key_width=8, value_width=8)
+    chunk = jnp.ones((4, 3, 2, 8), jnp.float32)
+    compiled = (
+        jax.jit(KVCache.append, donate_argnums=0)
+        .lower(cache, chunk, chunk, jnp.asarray([3, 1, 0, 2], jnp.int32))
+        .compile()
+    )
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= cache.key.nbytes + cache.value.nbytes
+    assert memory.temp_size_in_bytes < cache.key.nbytes / 4
+
+
+def test_a_cached_call_takes_as_many_keys_as_queries():
+    built, x = build("nnx", module_of("dot")), text()
+    message = r"one key for each query. Got query \[2, 1, 6\], key \[2, 3, 6\]"
+    with pytest.raises(ValueError, match=message):
+        built.call(built.params, x[:, :1], x[:, :3], cache=built.module.init_cache(2, LENGTH))
+    with pytest.raises(ValueError, match=r"Fix: mask=regard.Mask.lengths\(lens\)"):
+        built.call(
+            built.params,
+            x[:, :3],
+            cache=built.module.init_cache(2, LENGTH),
+            valid_lens=jnp.ones((2, 3), jnp.int32),
+        )
+
+
+# ---------------------------------------------------------------------------------------------
 # The end of the cache.
+
+
+def test_one_example_overflows_and_the_others_do_not():
+    built, x = build("nnx", module_of("additive")), text(batch=3)
+    out = built.call(built.params, x, mask=regard.Mask.causal())
+    run = jax.jit(lambda cache, x, lens: built.call(built.params, x, cache=cache, valid_lens=lens))
+    _, cache = run(built.module.init_cache(3, 6), x[:, :5], jnp.asarray([5, 2, 4], jnp.int32))
+    tokens = jnp.stack([x[i, n : n + 3] for i, n in enumerate((5, 2, 4))])
+    got, full = run(cache, tokens, jnp.asarray([3, 3, 2], jnp.int32))
+    assert full.overflowed().tolist() == [True, False, False]
+    assert full.length.tolist() == [8, 5, 6]
+    assert_close(got[0, :1], out[0, 5:6], 2e-6)
+    assert np.isnan(got[0, 1:]).all()
+    assert_close(got[1], out[1, 2:5], 2e-6)
+    assert_close(got[2, :2], out[2, 4:6], 2e-6)
+    for example, begin in enumerate((5, 2, 4)):
+        np.testing.assert_array_equal(full.key[example, :begin], cache.key[example, :begin])
+    with pytest.raises(
+        ValueError, match=r"5 tokens are in it, and 3 more were given \(example 0\)"
+    ):
+        built.call(built.params, tokens, cache=cache, valid_lens=jnp.asarray([3, 3, 2], jnp.int32))
+
+
+def test_a_padded_chunk_may_be_longer_than_the_cache():
+    built, x = build("nnx", module_of("dot")), text()
+    out = built.call(built.params, x, mask=regard.Mask.causal())
+    run = jax.jit(lambda cache, x, lens: built.call(built.params, x, cache=cache, valid_lens=lens))
+    got, cache = run(built.module.init_cache(2, 6), x, jnp.asarray([6, 7], jnp.int32))
+    assert_close(got[0, :6], out[0, :6], 2e-6)
+    assert_close(got[1, :6], out[1, :6], 2e-6)
+    assert np.isnan(got[1, 6]).all()
+    assert cache.overflowed().tolist() == [False, True]
 
 
 def test_overflow_is_an_error_where_the_length_is_known():
@@ -170,7 +369,7 @@ def test_overflow_is_an_error_where_the_length_is_known():
     _, cache = built.call(built.params, x[:, :4], cache=built.module.init_cache(2, 6))
     with pytest.raises(ValueError, match=r"the cache would overflow: it has room for 6 tokens, 4 "):
         built.call(built.params, x[:, 4:7], cache=cache)
-    assert int(cache.length) == 4
+    assert cache.length.tolist() == [4, 4]
     built.call(built.params, x[:, 4:6], cache=cache)  # exactly full is fine
 
 
@@ -187,14 +386,14 @@ def test_overflow_under_jit_cannot_be_missed_and_loses_nothing():
     out = built.call(built.params, x, mask=regard.Mask.causal())
     cache = built.module.init_cache(2, 6)
     _, _, cache = run(cache, x[:, :4])
-    assert not cache.overflowed()
+    assert not cache.overflowed().any()
     held = cache
     got, weights, cache = run(cache, x[:, 4:7])  # two fit, one does not
     assert_close(got[:, :2], out[:, 4:6], 2e-6)
     assert np.isnan(got[:, 2]).all()
     assert np.isnan(weights[:, :, 2]).all()
-    assert cache.overflowed()
-    assert int(cache.length) == 7
+    assert cache.overflowed().all()
+    assert cache.length.tolist() == [7, 7]
     np.testing.assert_array_equal(cache.key[:, :4], held.key[:, :4])
     full = cache
     got, _, cache = run(cache, x[:, 7:10])  # and from then on nothing fits

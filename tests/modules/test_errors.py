@@ -36,8 +36,8 @@ def heads(front_end, **arguments):
 WRONG = {
     "heads do not divide the features": (
         {},
-        "num_heads must divide query_features, which the heads share. Got num_heads 4, "
-        "query_features 10. Fix: another head count, or query_head_features and "
+        "num_heads must divide in_features, which the heads share. Got num_heads 4, "
+        "in_features 10. Fix: another head count, or query_head_features and "
         "value_head_features, which are free.",
     ),
     "heads do not divide qkv_features": (
@@ -47,11 +47,11 @@ WRONG = {
     ),
     "key heads do not divide": (
         dict(key_heads=3, qkv_features=8),
-        "key_heads must divide num_heads. Got num_heads 4, key_heads 3.",
+        "num_kv_heads must divide num_heads. Got num_heads 4, num_kv_heads 3.",
     ),
     "no heads": (
         dict(num_heads=0),
-        "key_heads must divide num_heads. Got num_heads 0, key_heads 0.",
+        "num_kv_heads must divide num_heads. Got num_heads 0, num_kv_heads 0.",
     ),
     "unknown score": (
         dict(qkv_features=8, score="cosine"),
@@ -71,10 +71,32 @@ WRONG = {
         "score must be one for all heads, or one per head. Got 2 for num_heads 4: "
         "('dot', 'additive').",
     ),
-    "a score with arrays": (
-        dict(qkv_features=8, score=regard.Bilinear(jnp.ones((2, 2), jnp.float32))),
-        "a score given as an object is fixed, so its fields must be numbers, not arrays. Got "
-        "Bilinear with arrays. Fix: its name, one of 'dot', 'gaussian', 'bilinear', 'additive'",
+    "a score with integers to learn": (
+        dict(qkv_features=8, score=regard.Bilinear(jnp.ones((2, 2), jnp.int32))),
+        "the arrays of a score are learned, so they must be floating point. Got Bilinear.kernel of "
+        "dtype int32. Fix: a static field",
+    ),
+    "a function that returns no score": (
+        dict(qkv_features=8, score=lambda rng: rng),
+        "a function given as score takes a JAX key and returns a regard.Score. Got",
+    ),
+    "two names that disagree": (
+        dict(qkv_features=8, in_features=10, query_features=12),
+        "in_features and query_features are two names of one number. Got in_features 10, "
+        "query_features 12. Fix: one of the two.",
+    ),
+    "attention_fn": (
+        dict(qkv_features=8, attention_fn=jax.nn.dot_product_attention),
+        "regard has no attention_fn: score=, normalize= and implementation= choose what is",
+    ),
+    "a dot_general": (
+        dict(qkv_features=8, qkv_dot_general=jax.lax.dot_general),
+        "regard has no qkv_dot_general: precision= and dtype= choose the products",
+    ),
+    "broadcast_dropout": (
+        dict(qkv_features=8, broadcast_dropout=True, dropout_rate=0.5),
+        "regard drops each weight independently of the other examples and heads. Got "
+        "broadcast_dropout=True, dropout_rate=0.5. Fix: broadcast_dropout=False.",
     ),
     "two widths for dot products": (
         dict(qkv_features=8, key_head_features=3),
@@ -158,14 +180,16 @@ def test_inputs_of_other_widths(front_end):
     module = MODULES["heads"]
     built, (query, key, value) = build(front_end, module), module.inputs()
     message = (
-        "MultiHeadAttention takes (T, features) or (B, T, features), here of query width 6, key "
-        "width 5 and value width 3. Got query [2, 5, 6], key [2, 7, 3], value [2, 7, 5]."
+        "MultiHeadAttention takes (batch..., length, features), with one batch for all and here of "
+        "query width 6, key width 5 and value width 3. Got query [2, 5, 6], key [2, 7, 3], value "
+        "[2, 7, 5]. Fix: in_features, key_features and value_features as the arrays have them; a "
+        "mask goes in as mask=."
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         built.call(built.params, query, value, key)
-    with pytest.raises(ValueError, match=re.escape("Got query [2, 5, 1, 6], key [2, 7, 1, 5]")):
-        built.call(built.params, query[:, :, None], key[:, :, None], value[:, :, None])
-    with pytest.raises(ValueError, match="got a value without a key"):
+    with pytest.raises(ValueError, match=re.escape("Got query [2, 5, 1, 6], key [1, 2, 7, 5]")):
+        built.call(built.params, query[:, :, None], key[None], value[None])
+    with pytest.raises(ValueError, match="`inputs_k` cannot be None if `inputs_v` is not None"):
         built.call(built.params, query, None, value)
 
 
@@ -290,7 +314,7 @@ FOREIGN = {
     "torch cannot hold grouped heads": (
         lambda: regard.interop.to_torch(FLAX | {"key": {"kernel": KERNEL[:, :1]}}),
         "torch.nn.MultiheadAttention has as many key heads as query heads, one head width, and "
-        "query_features = num_heads × head width = out_features. Got query.kernel [8, 2, 4], "
+        "in_features = num_heads × head width = out_features. Got query.kernel [8, 2, 4], "
         "key.kernel [8, 1, 4], value.kernel [8, 2, 4], out.kernel [2, 4, 8].",
     ),
     "flax cannot hold a width": (
@@ -298,10 +322,10 @@ FOREIGN = {
         "these are not the arrays of what Flax's MultiHeadAttention can hold: dot-product heads: "
         "missing none, not known ['gaussian.width'].",
     ),
-    "flax, normalized": (
-        lambda: regard.interop.from_flax(FLAX | {"query_ln": {"scale": np.ones(4)}}),
-        "these are not the arrays of Flax's MultiHeadAttention (without normalize_qk): missing "
-        "none, not known ['query_ln.scale'].",
+    "flax, another norm": (
+        lambda: regard.interop.from_flax(FLAX | {"query_norm": {"scale": np.ones(4)}}),
+        "these are not the arrays of Flax's MultiHeadAttention: missing none, not known "
+        "['query_norm.scale'].",
     ),
     "flax, no output": (
         lambda: regard.interop.from_flax(SIDES),
@@ -341,7 +365,7 @@ def test_foreign_weights(name):
 
 
 def test_flax_says_so_when_boxed_layers_are_stacked_without_a_name():
-    """Flax's own rule, with its own message; partitioned=False is the way around it."""
+    """Flax's own rule, with its own message, for partitioned modules only."""
 
     def stacked(**arguments):
         return nn.vmap(
@@ -352,6 +376,6 @@ def test_flax_says_so_when_boxed_layers_are_stacked_without_a_name():
 
     x = jnp.zeros((3, 2, 4, 10), jnp.float32)
     with pytest.raises(flax.errors.PartitioningUnspecifiedError):
-        stacked().init(jax.random.key(0), x)
-    variables = stacked(partitioned=False).init(jax.random.key(0), x)
+        stacked(partitioned=True).init(jax.random.key(0), x)
+    variables = stacked().init(jax.random.key(0), x)
     assert variables["params"]["query"]["kernel"].shape == (3, 10, 2, 5)

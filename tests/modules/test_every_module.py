@@ -36,15 +36,32 @@ CLASSES = sorted({module.name for module in MODULES.values()})
 LENS = jnp.asarray([7, 3], jnp.int32)
 
 
+# What Flax itself has in one front end only.
+ONLY_NNX = {"rngs", "keep_rngs", "qkv_promote_dtype", "out_promote_dtype", "ln_promote_dtype"}
+ONLY_NNX |= {f"{name}_metadata" for name in ("kernel", "bias", "out_kernel", "out_bias")}
+ONLY_NNX |= {f"{side}_ln_scale_metadata" for side in ("query", "key")}
+ONLY_LINEN = {"parent", "name", "force_fp32_for_softmax"}
+ONLY_LINEN |= {"qk_attn_weights_einsum_cls", "attn_weights_value_einsum_cls"}
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_arguments_are_the_same(name):
-    theirs = {f.name for f in dataclasses.fields(getattr(regard.linen, name))} - {"parent", "name"}
+    of_linen = {f.name: f.default for f in dataclasses.fields(getattr(regard.linen, name))}
     signature = inspect.signature(getattr(regard.nnx, name).__init__).parameters
-    ours = set(signature) - {"self", "options", "rngs"} | set(regard.nnx.Options.__annotations__)
-    assert ours == theirs
-    positional = [p for p in signature if p not in ("self", "options", "rngs")]
-    fields = [f.name for f in dataclasses.fields(getattr(regard.linen, name)) if not f.kw_only]
-    assert positional == [f for f in fields if f not in ("parent", "name")]
+    of_nnx = {p: signature[p].default for p in signature if p not in ONLY_NNX | {"self"}}
+    missing = dataclasses.MISSING, inspect.Parameter.empty
+    assert set(of_nnx) == set(of_linen) - ONLY_LINEN
+    for argument, default in of_nnx.items():
+        assert default == of_linen[argument] or (of_linen[argument], default) == missing
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_help_shows_every_argument(name):
+    for front in (regard.nnx, regard.linen):
+        text = getattr(front, name).__doc__
+        for field in dataclasses.fields(getattr(regard.linen, name)):
+            if field.name not in ONLY_LINEN and not field.name.endswith(("dot_general", "_cls")):
+                assert f"{field.name}" in text
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -53,11 +70,14 @@ def test_the_call_arguments_are_the_same(name):
         front: list(inspect.signature(getattr(front, name).__call__).parameters)
         for front in (regard.nnx, regard.linen)
     }
-    assert [p for p in of[regard.nnx] if p != "rngs"] == of[regard.linen]
+    only = {"rngs", "decode", "out_sharding", "qkv_sharding", "inputs_kv"}
+    of_nnx, of_linen = ([p for p in names if p not in only] for names in of.values())
+    assert of_nnx == of_linen
 
 
 def test_the_public_names_are_the_same():
-    assert regard.nnx.__all__ == regard.linen.__all__
+    assert set(regard.linen.__all__) - set(regard.nnx.__all__) == {"MultiHeadDotProductAttention"}
+    assert set(regard.nnx.__all__) <= set(regard.linen.__all__)
 
 
 @on_every_module
@@ -366,12 +386,12 @@ def test_linen_rngs_from_apply():
 
 @on_every_module
 def test_every_parameter_has_logical_axes_the_same_in_both(module):
-    made = build("nnx", module).module
+    made = build("nnx", module, partitioned=True).module
     ours = {
         ".".join(path): param.get_metadata("out_sharding")
         for path, param in nnx.to_flat_state(nnx.state(made, nnx.Param))
     }
-    linen_module = build("linen", module).module
+    linen_module = build("linen", module, partitioned=True).module
     variables = jax.eval_shape(linen_module.init, jax.random.key(0), *module.inputs())
     boxed = variables.get("params", {})
     theirs = {
@@ -391,17 +411,17 @@ def test_every_parameter_has_logical_axes_the_same_in_both(module):
 
 def test_metadata_on_request_only():
     module = MODULES["mixed heads"]
-    made = build("nnx", module, partitioned=False).module
+    made = build("nnx", module).module
     for _, param in nnx.to_flat_state(nnx.state(made, nnx.Param)):
         assert not param.has_metadata("out_sharding")
-    plain = build("linen", module, partitioned=False).module
+    plain = build("linen", module).module
     for leaf in jax.tree.leaves(plain.init(jax.random.key(0), *module.inputs())):
         assert isinstance(leaf, jax.Array)
 
 
 def test_boxed_and_plain_parameters_both_apply():
     module = MODULES["mixed heads"]
-    made, inputs = build("linen", module).module, module.inputs()
+    made, inputs = build("linen", module, partitioned=True).module, module.inputs()
     boxed = made.init(jax.random.key(0), *inputs)
     assert isinstance(boxed["params"]["out"]["kernel"], nn.LogicallyPartitioned)
     np.testing.assert_array_equal(
@@ -431,7 +451,7 @@ def test_a_partitioned_initializer_wins():
 @pytest.mark.parametrize("name", ["gaussian", "mixed heads"])
 def test_load_keeps_boxes_and_dtypes(name):
     module = MODULES[name]
-    built = build("linen", module)
+    built = build("linen", module, partitioned=True)
     boxed = built.module.init(jax.random.key(0), *module.inputs())
     params = built.params
     loaded = regard.linen.load(boxed, jax.tree.map(lambda x: np.asarray(x, np.float64), params))

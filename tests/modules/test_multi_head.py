@@ -34,7 +34,11 @@ def expected(module, params, query, key, value, may=None, bias=None):
 
     def project(x, side, head):
         own = params[side]
-        return x @ own["kernel"][:, head] + (own["bias"][head] if "bias" in own else 0.0)
+        x = x @ own["kernel"][:, head] + (own["bias"][head] if "bias" in own else 0.0)
+        if f"{side}_ln" in params:  # a LayerNorm without bias, as Flax's
+            x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+            x = x * params[f"{side}_ln"]["scale"]
+        return x
 
     shape = (query.shape[0], num_heads, query.shape[1], key.shape[1])
     may = np.broadcast_to(True if may is None else may, shape)
@@ -210,7 +214,7 @@ def test_scores_start_on_one_scale():
     """A fresh Gaussian head weighs q.k as the scaled dot product does, 1/sqrt D."""
     made = regard.linen.MultiHeadAttention(2, query_features=32, score="gaussian")
     x = jnp.zeros((1, 3, 32), jnp.float32)
-    width = made.init(jax.random.key(0), x)["params"]["gaussian"]["width"].unbox()
+    width = made.init(jax.random.key(0), x)["params"]["gaussian"]["width"]
     np.testing.assert_allclose(width**2, 4.0, rtol=1e-6)  # sqrt(16)
 
 

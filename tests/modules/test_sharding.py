@@ -16,7 +16,7 @@ MESH = """
     mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     rules = (("heads", "model"), ("key_heads", "model"), ("batch", "data"))
     sizes = dict(
-        num_heads=8, key_heads=4, query_features=16,
+        num_heads=8, num_kv_heads=4, in_features=16, partitioned=True,
         score=("dot",) * 2 + ("gaussian",) * 2 + ("additive",) * 4,
     )
     rng = np.random.default_rng(0)

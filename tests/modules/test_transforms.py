@@ -88,7 +88,7 @@ def test_nnx_scan_names_the_new_axis():
 
     @functools.partial(nnx.vmap, transform_metadata={nnx.PARTITION_NAME: "layers"})
     def stacked(rngs):
-        return regard.nnx.MultiHeadAttention(**SQUARE, rngs=rngs)
+        return regard.nnx.MultiHeadAttention(**SQUARE, partitioned=True, rngs=rngs)
 
     kernel = stacked(nnx.Rngs(0).split(3)).query.kernel
     assert kernel.get_metadata("out_sharding") == ("layers", "embed", "heads", "head_features")

@@ -16,149 +16,21 @@ except ModuleNotFoundError as _error:
         'Install it with: pip install "regard[flax,show]"'
     ) from _error
 
-from regard.d2l.attention import (
-    AdditiveAttention,
-    DotProductAttention,
-    MultiHeadAttention,
-    PositionalEncoding,
-    masked_softmax,
-)
-from regard.d2l.helpers import (
-    abs,
-    add_to_class,
-    arange,
-    argmax,
-    astype,
-    batch_matmul,
-    bleu,
-    check_len,
-    check_shape,
-    concat,
-    cos,
-    cosh,
-    exp,
-    expand_dims,
-    eye,
-    float32,
-    get_key,
-    int32,
-    int64,
-    linspace,
-    log,
-    matmul,
-    meshgrid,
-    nn_Module,
-    normal,
-    numpy,
-    ones,
-    ones_like,
-    rand,
-    randn,
-    reduce_mean,
-    reduce_sum,
-    repeat,
-    reshape,
-    sigmoid,
-    sin,
-    sinh,
-    size,
-    stack,
-    swapaxes,
-    tanh,
-    tensor,
-    to,
-    transpose,
-    zeros,
-    zeros_like,
-)
-from regard.d2l.plots import plot, pyplot, set_axes, set_figsize, use_svg_display
-from regard.d2l.seq2seq import (
-    GRU,
-    RNN,
-    AttentionDecoder,
-    Decoder,
-    Encoder,
-    EncoderDecoder,
-    Seq2SeqAttentionDecoder,
-    Seq2SeqEncoder,
-)
+from regard.d2l import attention as _attention
+from regard.d2l import helpers as _helpers
+from regard.d2l import plots as _plots
+from regard.d2l import seq2seq as _seq2seq
+from regard.d2l.attention import *  # noqa: F403
+from regard.d2l.helpers import *  # noqa: F403
+from regard.d2l.plots import *  # noqa: F403
+from regard.d2l.seq2seq import *  # noqa: F403
 from regard.show import show_heatmaps
 
-__all__ = [
-    # attention
-    "masked_softmax",
-    "DotProductAttention",
-    "AdditiveAttention",
-    "MultiHeadAttention",
-    "PositionalEncoding",
-    # sequence to sequence
-    "RNN",
-    "GRU",
-    "Encoder",
-    "Decoder",
-    "EncoderDecoder",
-    "AttentionDecoder",
-    "Seq2SeqEncoder",
-    "Seq2SeqAttentionDecoder",
-    "bleu",
-    # pictures
-    "show_heatmaps",
-    "plt",
-    "plot",
-    "set_axes",
-    "set_figsize",
-    "use_svg_display",
-    # arrays
-    "tensor",
-    "ones",
-    "ones_like",
-    "zeros",
-    "zeros_like",
-    "arange",
-    "linspace",
-    "eye",
-    "meshgrid",
-    "rand",
-    "randn",
-    "normal",
-    "abs",
-    "exp",
-    "log",
-    "sin",
-    "cos",
-    "sinh",
-    "cosh",
-    "tanh",
-    "sigmoid",
-    "matmul",
-    "batch_matmul",
-    "reshape",
-    "transpose",
-    "swapaxes",
-    "expand_dims",
-    "concat",
-    "stack",
-    "repeat",
-    "reduce_sum",
-    "reduce_mean",
-    "argmax",
-    "astype",
-    "size",
-    "numpy",
-    "to",
-    "int32",
-    "int64",
-    "float32",
-    # the rest
-    "get_key",
-    "check_shape",
-    "check_len",
-    "add_to_class",
-    "nn_Module",
-]
+__all__ = ["plt", "show_heatmaps"]  # noqa: F405
+__all__ += _attention.__all__ + _helpers.__all__ + _plots.__all__ + _seq2seq.__all__
 
 
 def __getattr__(name: str) -> Any:
     if name == "plt":  # not before it is asked for: Matplotlib is an extra
-        return pyplot()
+        return _plots.pyplot()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """The book's attention layers over `regard.attend`, with the book's parameter names.
 
-Its checkpoints load here as they are: W_q, W_k, w_v; W_q, W_k, W_v, W_o. Dropout needs
+The book's checkpoints load unchanged: W_q, W_k, w_v, and W_q, W_k, W_v, W_o. Dropout needs
 `training=True` and, in `apply`, `rngs={"dropout": key}`.
 """
 
@@ -11,6 +11,14 @@ from jax import Array
 
 import regard
 from regard.score import Score
+
+__all__ = [
+    "masked_softmax",
+    "DotProductAttention",
+    "AdditiveAttention",
+    "MultiHeadAttention",
+    "PositionalEncoding",
+]
 
 
 def masked_softmax(X: Array, valid_lens: Array | None) -> Array:
@@ -110,7 +118,7 @@ class AdditiveAttention(nn.Module):
         training: bool = False,
     ) -> tuple[Array, Array]:
         key_kernel = self.W_k(keys.shape[-1])
-        return self._look(key_kernel, queries, keys, values, valid_lens, training)
+        return self._pool_with(key_kernel, queries, keys, values, valid_lens, training)
 
     def project(self, keys: Array) -> Array:
         """W_k k, (batch, keys, num_hiddens): once, for many calls of `pool` with the same keys."""
@@ -125,9 +133,9 @@ class AdditiveAttention(nn.Module):
         training: bool = False,
     ) -> tuple[Array, Array]:
         """The layer from its projected keys on."""
-        return self._look(None, queries, projected_keys, values, valid_lens, training)
+        return self._pool_with(None, queries, projected_keys, values, valid_lens, training)
 
-    def _look(
+    def _pool_with(
         self,
         key_kernel: Array | None,
         queries: Array,
@@ -145,7 +153,7 @@ class MultiHeadAttention(nn.Module):
     """Multi-head attention: num_heads scaled dot products side by side, of width
     num_hiddens / num_heads each.
 
-    As in the book's JAX edition the weights come back too, the heads of an example one after
+    As in the book's JAX edition the weights are returned too, the heads of an example one after
     another on the first axis. For free widths, other scores, grouped heads and decoding with a
     cache, see `regard.linen.MultiHeadAttention`.
 
@@ -194,7 +202,7 @@ class MultiHeadAttention(nn.Module):
         valid_lens: Array | None = None,
         training: bool = False,
     ) -> tuple[Array, Array]:
-        keys, values = _blank_padding(keys, valid_lens), _blank_padding(values, valid_lens)
+        keys, values = _zero_padding(keys, valid_lens), _zero_padding(values, valid_lens)
         q, k, v = (
             x.reshape(*x.shape[:2], self.num_heads, -1)  # [B, T, N, H]
             for x in (self.W_q(queries), self.W_k(keys), self.W_v(values))
@@ -257,8 +265,8 @@ class _Kernel(nn.Module):
         return self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
 
 
-def _blank_padding(x: Array, valid_lens: Array | None) -> Array:
-    """Zeros where no query may look: 0 times a NaN there would be NaN in a kernel's gradient."""
+def _zero_padding(x: Array, valid_lens: Array | None) -> Array:
+    """Zeroes masked keys or values: 0 times a NaN there would be NaN in a kernel's gradient."""
     if valid_lens is None:
         return x
     lens = jnp.asarray(valid_lens).reshape(x.shape[0], -1).max(1)  # [B]
@@ -275,7 +283,7 @@ def _pool(
     valid_lens: Array | None,
     training: bool,
 ) -> tuple[Array, Array]:
-    """`attend` with the layer's dropout; in a jitted program, weights nobody reads cost nothing."""
+    """`attend` with the layer's dropout; under jit, weights that are not used are not computed."""
     rate = float(layer.dropout) if training else 0.0
     if rate > 0 and not (layer.has_rng("dropout") or layer.has_rng("params")):
         raise ValueError(

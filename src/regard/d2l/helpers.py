@@ -15,6 +15,17 @@ import numpy as np
 from flax import linen as nn
 from jax import Array
 
+# fmt: off
+__all__ = [
+    "tensor", "ones", "ones_like", "zeros", "zeros_like", "arange", "linspace", "eye", "meshgrid",
+    "rand", "randn", "normal", "abs", "exp", "log", "sin", "cos", "sinh", "cosh", "tanh",
+    "sigmoid", "matmul", "batch_matmul", "reshape", "transpose", "swapaxes", "expand_dims",
+    "concat", "stack", "repeat", "reduce_sum", "reduce_mean", "argmax", "astype", "size", "numpy",
+    "to", "int32", "int64", "float32", "get_key", "check_shape", "check_len", "add_to_class",
+    "nn_Module", "bleu",
+]
+# fmt: on
+
 # jax.numpy's, some under another name.
 ones, ones_like = jnp.ones, jnp.ones_like
 zeros, zeros_like = jnp.zeros, jnp.zeros_like
@@ -30,39 +41,19 @@ numpy = np.asarray
 nn_Module = nn.Module
 
 
-def reshape(a: Array, *args: Any, **kwargs: Any) -> Array:
-    """a.reshape(...)."""
-    return a.reshape(*args, **kwargs)
+def _method(name: str) -> Callable[..., Any]:
+    """The array's own method as a function: _method("sum")(a, axis=0) is a.sum(axis=0)."""
+
+    def call(a: Array, *args: Any, **kwargs: Any) -> Any:
+        return getattr(a, name)(*args, **kwargs)
+
+    call.__name__, call.__doc__ = name, f"a.{name}(...)."
+    return call
 
 
-def reduce_sum(a: Array, *args: Any, **kwargs: Any) -> Array:
-    """a.sum(...)."""
-    return a.sum(*args, **kwargs)
-
-
-def reduce_mean(a: Array, *args: Any, **kwargs: Any) -> Array:
-    """a.mean(...)."""
-    return a.mean(*args, **kwargs)
-
-
-def argmax(a: Array, *args: Any, **kwargs: Any) -> Array:
-    """a.argmax(...)."""
-    return a.argmax(*args, **kwargs)
-
-
-def astype(a: Array, *args: Any, **kwargs: Any) -> Array:
-    """a.astype(...)."""
-    return a.astype(*args, **kwargs)
-
-
-def swapaxes(a: Array, *args: Any, **kwargs: Any) -> Array:
-    """a.swapaxes(...)."""
-    return a.swapaxes(*args, **kwargs)
-
-
-def repeat(a: Array, *args: Any, **kwargs: Any) -> Array:
-    """a.repeat(...)."""
-    return a.repeat(*args, **kwargs)
+reshape, swapaxes, repeat = _method("reshape"), _method("swapaxes"), _method("repeat")
+reduce_sum, reduce_mean = _method("sum"), _method("mean")
+argmax, astype = _method("argmax"), _method("astype")
 
 
 def transpose(a: Array) -> Array:

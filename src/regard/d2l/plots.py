@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+__all__ = ["plot", "set_axes", "set_figsize", "use_svg_display"]
+
 
 def pyplot() -> Any:
     """matplotlib.pyplot, which the book's pages call d2l.plt; imported when it is asked for."""

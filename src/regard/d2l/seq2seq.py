@@ -15,6 +15,9 @@ from jax import Array
 
 from regard.d2l.attention import AdditiveAttention
 
+__all__ = ["RNN", "GRU", "Encoder", "Decoder", "EncoderDecoder", "AttentionDecoder"]
+__all__ += ["Seq2SeqEncoder", "Seq2SeqAttentionDecoder"]
+
 # The state of a decoder with attention: the encoder's outputs (batch, source, hidden), the hidden
 # states (layers, batch, hidden), and the source's lengths (batch,) or None.
 State = Sequence[Any]
@@ -101,7 +104,7 @@ class Decoder(nn.Module):
 
 
 class AttentionDecoder(Decoder):
-    """A decoder that can say where it looked."""
+    """A decoder that exposes its attention weights."""
 
     @property
     def attention_weights(self) -> Any:
@@ -146,7 +149,7 @@ class Seq2SeqEncoder(Encoder):
 
 
 class Seq2SeqAttentionDecoder(AttentionDecoder):
-    """GRU decoder with Bahdanau attention: the context is looked up anew at every step.
+    """GRU decoder with Bahdanau attention: a new context vector at every step.
 
     At each step the query is the last layer's state of the step before, the keys and values are
     the encoder's states; context and embedded token are the GRU's input. The keys are projected
@@ -268,7 +271,7 @@ class EncoderDecoder(nn.Module):
             batch: source (batch, source steps), target (batch, at least 1), source lengths
                 (batch,) or None, and anything.
             num_steps: how many tokens to write.
-            save_attention_weights: also return where the model looked.
+            save_attention_weights: also return the attention weights.
 
         Returns:
             The tokens (batch, num_steps), and a pair: for each step what the decoder sowed as

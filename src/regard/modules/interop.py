@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.modules.parameters import flatten, unflatten
+from regard.modules.loading import flatten, unflatten
 
 __all__ = [
     "Weights",
@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 SIDES = ("query", "key", "value")
+LAYER_NORMS = ("query_ln.scale", "key_ln.scale")
 
 
 class Weights(NamedTuple):
@@ -107,7 +108,7 @@ def to_torch(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
     Raises:
         ValueError: names what torch's layer cannot hold.
     """
-    flat = _dot_only(params, "torch.nn.MultiheadAttention")
+    flat = _dot_only(params, "what torch.nn.MultiheadAttention can hold: dot-product heads")
     kernels = [flat[f"{side}.kernel"] for side in SIDES]
     shapes = {kernel.shape[1:] for kernel in kernels} | {flat["out.kernel"].shape[:2]}
     embed, width = kernels[0].shape[0], int(np.prod(kernels[0].shape[1:]))
@@ -115,7 +116,7 @@ def to_torch(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
         listed = ", ".join(f"{name} {list(x.shape)}" for name, x in flat.items() if x.ndim == 3)
         raise ValueError(
             "torch.nn.MultiheadAttention has as many key heads as query heads, one head width, and "
-            f"query_features = num_heads × head width = out_features. Got {listed}."
+            f"in_features = num_heads × head width = out_features. Got {listed}."
         )
     rows = [kernel.reshape(kernel.shape[0], width).T for kernel in kernels]  # [width, features]
     state: dict[str, np.ndarray] = {}
@@ -142,20 +143,16 @@ def from_flax(params: Mapping[str, Any]) -> Weights:
         >>> theirs = nn.MultiHeadDotProductAttention(num_heads=2)
         >>> variables = theirs.init(jax.random.key(0), x, x)
         >>> found = regard.interop.from_flax(variables["params"])
-        >>> found.arguments["num_heads"], found.arguments["query_features"]
+        >>> found.arguments["num_heads"], found.arguments["in_features"]
         (2, 8)
 
     Args:
         params: `variables["params"]`, or `nnx.to_pure_dict(nnx.state(module, nnx.Param))`.
 
     Raises:
-        ValueError: names what is missing, or what regard has no place for (normalize_qk).
+        ValueError: names what is missing, or what regard has no place for.
     """
-    found = {name: np.asarray(array) for name, array in flatten(params).items()}
-    kernels = [f"{side}.kernel" for side in (*SIDES, "out")]
-    biases = [f"{side}.bias" for side in (*SIDES, "out")]
-    _check_names(found, kernels, biases, "Flax's MultiHeadAttention (without normalize_qk)")
-    return _weights_of(unflatten(found))
+    return _weights_of(unflatten(_dot_only(params, "Flax's MultiHeadAttention", LAYER_NORMS)))
 
 
 def to_flax(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +170,8 @@ def to_flax(params: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: names what Flax's layer cannot hold.
     """
-    return unflatten(_dot_only(params, "Flax's MultiHeadAttention"))
+    target = "what Flax's MultiHeadAttention can hold: dot-product heads"
+    return unflatten(_dot_only(params, target, LAYER_NORMS))
 
 
 def from_keras(weights: Sequence[Any]) -> Weights:
@@ -314,24 +312,28 @@ def _weights_of(params: dict[str, Any]) -> Weights:
         )
     arguments = dict(
         num_heads=query.shape[1],
-        query_features=query.shape[0],
+        in_features=query.shape[0],
         key_features=key.shape[0],
         value_features=value.shape[0],
         query_head_features=query.shape[2],
         key_head_features=key.shape[2],
         value_head_features=value.shape[2],
         out_features=out.shape[2],
-        key_heads=key.shape[1],
+        num_kv_heads=key.shape[1],
         use_bias="bias" in params["query"],
+        normalize_qk="query_ln" in params,
     )
     return Weights(arguments, params)
 
 
-def _dot_only(params: Mapping[str, Any], target: str) -> dict[str, np.ndarray]:
+def _dot_only(
+    params: Mapping[str, Any], layer: str, allowed: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """The four projections, flat, and nothing else but what is allowed."""
     flat = {name: np.asarray(array) for name, array in flatten(params).items()}
     kernels = [f"{side}.kernel" for side in (*SIDES, "out")]
     biases = [f"{side}.bias" for side in (*SIDES, "out")]
-    _check_names(flat, kernels, biases, f"what {target} can hold: dot-product heads")
+    _check_names(flat, kernels, [*biases, *allowed], layer)
     return flat
 
 

@@ -1,48 +1,29 @@
 """Flax NNX front end: modules that own parameters and call `regard.attend`.
 
-Names, shapes and initializers are in parameters.py and score_plan.py, shared with `regard.linen`:
-the same parameters give the same bits in both.
+Arguments are in arguments.py, names, shapes and initializers in parameters.py and score_plan.py,
+shared with `regard.linen`: the same parameters give the same bits in both.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from dataclasses import dataclass, field
+from typing import Any, Unpack
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-try:
-    from flax import nnx
-    from flax.core import spmd
-except ModuleNotFoundError as _error:
-    raise ImportError(
-        "regard.nnx needs Flax, which is not installed.\n"
-        'Install it with: pip install "regard[flax]"'
-    ) from _error
-
-from regard.mask import Mask
-from regard.modules.cache import KVCache
-from regard.modules.parameters import (
-    LOGICAL_AXES,
-    Fixed,
-    Initializer,
-    Learned,
-    LearnedAdditive,
-    LearnedBilinear,
-    LearnedGaussian,
-    Parameter,
-    Pool,
-    default_bias_init,
-    default_kernel_init,
-    drops,
-    first_of,
-    fit,
-    flatten,
-    no_rng,
+from regard.modules import arguments as shared
+from regard.modules.arguments import (
+    MultiHeadCall,
+    PoolingCall,
+    documented,
+    refuse_flax_only,
+    takes,
 )
+from regard.modules.cache import KVCache
+from regard.modules.nnx_base import Attention, Group, load, nnx, param
+from regard.modules.parameters import LOGICAL_AXES, Pool
 from regard.modules.score_plan import plan
-from regard.normalize import Normalizer, Softmax
-from regard.score import Dot, Score
 
 __all__ = [
     "DotProductAttention",
@@ -56,86 +37,82 @@ __all__ = [
 ]
 
 
-class Options(TypedDict, total=False):
-    """The arguments that every module takes, explained at `DotProductAttention`."""
+@dataclass(kw_only=True)
+class _Rngs:
+    """Args:
+    rngs: random numbers for the parameters and for dropout.
+    """
 
-    normalize: Normalizer
-    dropout_rate: float
-    deterministic: bool | None
-    dtype: Any
-    param_dtype: Any
-    precision: Any
-    partitioned: bool
+    rngs: nnx.Rngs | None = None
 
 
-class _Attention(nnx.Module):
-    """What every module here can do: own parameters, and tell whether to drop weights."""
-
-    def __init__(
-        self,
-        *,
-        normalize: Normalizer = Softmax(),
-        dropout_rate: float = 0.0,
-        deterministic: bool | None = None,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        precision: Any = None,
-        partitioned: bool = True,
-        rngs: nnx.Rngs | None = None,
-    ) -> None:
-        self.normalize = normalize
-        self.dropout_rate = dropout_rate
-        self.deterministic = deterministic
-        self.dtype = dtype
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.partitioned = partitioned
-        self.rngs = nnx.data(_dropout_stream(rngs).fork() if _drops(dropout_rate, rngs) else None)
-
-    def set_view(self, deterministic: bool | None = None) -> None:
-        """For nnx.view: the same module, training or not.
-
-        Args:
-            deterministic: True: no dropout.
-        """
-        if deterministic is not None:
-            self.deterministic = deterministic
-
-    def _own(self, owner: nnx.Module, parameters: dict[str, Parameter], rngs: nnx.Rngs) -> None:
-        for name, parameter in parameters.items():
-            param = _param(parameter, rngs.params(), self.param_dtype, self.partitioned)
-            setattr(owner, name, param)
-
-    def _options(
-        self,
-        deterministic: bool | None,
-        rngs: nnx.Rngs | nnx.RngStream | None,
-        dropout_rng: Array | None,
-        implementation: str | Sequence[str] | None,
-    ) -> dict[str, Any]:
-        """normalize, dropout and implementation, as attend takes them."""
-        options: dict[str, Any] = dict(normalize=self.normalize, implementation=implementation)
-        owner = type(self).__name__
-        if drops(owner, self.dropout_rate, deterministic, self.deterministic):
-            if dropout_rng is None:
-                stream = self.rngs if rngs is None else _dropout_stream(rngs)
-                if stream is None:
-                    raise no_rng(owner, self.dropout_rate, "rngs=nnx.Rngs(0)")
-                dropout_rng = stream()
-            options |= dict(dropout_rate=self.dropout_rate, dropout_rng=dropout_rng)
-        return options
+@dataclass
+class _Dot(shared.DotArguments, _Rngs): ...
 
 
-class _Pooling(_Attention):
+@dataclass
+class _Gaussian(shared.GaussianArguments, _Rngs): ...
+
+
+@dataclass
+class _Bilinear(shared.BilinearArguments, _Rngs): ...
+
+
+@dataclass
+class _Additive(shared.AdditiveArguments, _Rngs): ...
+
+
+@dataclass
+class _MultiHead(shared.MultiHeadArguments):
+    """What NNX adds.
+
+    Args:
+        rngs: random numbers for the parameters and for dropout.
+        keep_rngs: whether the module keeps a random stream of its own for dropout.
+        kernel_metadata, bias_metadata, out_kernel_metadata, out_bias_metadata,
+            query_ln_scale_metadata, key_ln_scale_metadata: of the nnx.Param.
+    """
+
+    num_heads: int
+    in_features: int | None = None
+    qkv_features: int | None = None
+    out_features: int | None = None
+    num_kv_heads: int | None = None
+    in_kv_features: int | None = None
+    rngs: nnx.Rngs = field(kw_only=True)
+    keep_rngs: bool = field(default=True, kw_only=True)
+    qkv_promote_dtype: Any = field(default=None, kw_only=True)
+    out_promote_dtype: Any = field(default=None, kw_only=True)
+    ln_promote_dtype: Any = field(default=None, kw_only=True)
+    kernel_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    out_kernel_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    bias_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    out_bias_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    query_ln_scale_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    key_ln_scale_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
+
+    def metadata(self, name: str, leaf: str) -> Mapping[str, Any]:
+        """Of the parameter `leaf` of the projection `name`."""
+        found = getattr(self, f"{leaf}_metadata", None)
+        if name == "out":
+            found = getattr(self, f"out_{leaf}_metadata", None) or found
+        elif leaf == "scale":
+            found = getattr(self, f"{name}_scale_metadata")
+        return found or {}
+
+
+class _Pooling(Attention):
     """A module that pools with one learned score."""
 
-    def __init__(
-        self, learned: Learned, *, rngs: nnx.Rngs | None, **options: Unpack[Options]
-    ) -> None:
-        super().__init__(rngs=rngs, **options)
-        self.learned = learned
-        if rngs is not None:
-            self._own(self, learned.parameters(), rngs)
+    def __init__(self, arguments: Any) -> None:
+        super().__init__(arguments)
+        self.learned = arguments.learned()
+        parameters = self.learned.parameters()
+        if parameters and arguments.rngs is None:
+            name = type(self).__name__
+            raise TypeError(f"{name} draws its parameters. Fix: {name}(..., rngs=nnx.Rngs(0)).")
+        for name, parameter in parameters.items():
+            setattr(self, name, param(parameter, arguments))
 
     def __call__(
         self,
@@ -143,14 +120,8 @@ class _Pooling(_Attention):
         key: Array,
         value: Array,
         *,
-        valid_lens: Array | None = None,
-        mask: Mask | Array | None = None,
-        bias: Array | None = None,
-        deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
-        dropout_rng: Array | None = None,
-        implementation: str | Sequence[str] | None = None,
-        return_weights: bool = False,
+        **options: Unpack[PoolingCall],
     ) -> Any:
         """Pools the values.
 
@@ -158,33 +129,19 @@ class _Pooling(_Attention):
             query: (T, D), (B, T, D) or (B, T, N, D).
             key: (S, D), (B, S, D) or (B, S, K, D).
             value: (S, V), (B, S, V) or (B, S, K, V).
-            valid_lens: integers, how many keys take part: (), (B,), (B, T), (B, N, T).
-            mask: a regard.Mask, or bool broadcastable to the weights; True takes part.
-            bias: added to the scores.
-            deterministic: True: no dropout.
             rngs: random numbers for dropout, in place of the constructor's.
-            dropout_rng: a JAX key, in place of rngs.
-            implementation: as in regard.attend.
-            return_weights: also return the weights, per head, before dropout.
+            options: valid_lens, mask, bias, deterministic, dropout_rng, implementation and
+                return_weights, as in `regard.modules.arguments.PoolingCall`.
 
         Returns:
             The output, or (output, weights).
         """
-        return Pool(type(self).__name__, self.learned)(
-            {name: getattr(self, name)[...] for name in self.learned.parameters()},
-            query,
-            key,
-            value,
-            valid_lens=valid_lens,
-            mask=mask,
-            bias=bias,
-            dtype=self.dtype,
-            precision=self.precision,
-            return_weights=return_weights,
-            **self._options(deterministic, rngs, dropout_rng, implementation),
-        )
+        params = {name: getattr(self, name)[...] for name in self.learned.parameters()}
+        pool = Pool(type(self).__name__, self.learned)
+        return pool(params, query, key, value, **self._options(rngs, **options))
 
 
+@documented(shared.DotArguments, shared.Options)
 class DotProductAttention(_Pooling):
     """Scaled dot-product attention: softmax(q.k / √D) v. No parameters.
 
@@ -196,31 +153,14 @@ class DotProductAttention(_Pooling):
         >>> out = attention(query, keys, values, valid_lens=jnp.array([2, 6]))
         >>> out[:, 0, 0].tolist()  # the means of the first 2 and of the first 6 values
         [0.5, 12.5]
-
-    Args:
-        scale: the factor of q.k; None is 1/√D.
-        normalize: Softmax(), Sparsemax(), Hard(), Uniform(), Kernel(f) or Cone(f).
-        dropout_rate: inverted dropout on the weights.
-        deterministic: True: no dropout. Here or in the call, which wins.
-        dtype: of the computation; None promotes the inputs.
-        param_dtype: of the parameters.
-        precision: of the matrix products, as of jax.default_matmul_precision.
-        partitioned: whether parameters carry the logical axis names of `LOGICAL_AXES`. Within a
-            mesh they are sharded as nnx.logical_axis_rules says; without one they only carry
-            them.
-        rngs: random numbers for dropout.
     """
 
-    def __init__(
-        self,
-        scale: float | None = None,
-        *,
-        rngs: nnx.Rngs | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(Fixed(Dot(scale)), rngs=rngs, **options)
+    @takes(_Dot)
+    def __init__(self, arguments: _Dot) -> None:
+        super().__init__(arguments)
 
 
+@documented(shared.GaussianArguments, shared.Options)
 class GaussianAttention(_Pooling):
     """Nadaraya–Watson attention, softmax(-‖q - k‖² / 2σ²) v, with a width σ that is learned.
 
@@ -235,20 +175,16 @@ class GaussianAttention(_Pooling):
         0.01
         >>> attention(x, x, x)[:, 0].round(2).tolist()
         [0.0, 0.25, 0.5, 0.75, 1.0]
-
-    Args:
-        width: the width to start from.
-        rngs: random numbers for dropout.
-        normalize, dropout_rate, deterministic, dtype, param_dtype, precision, partitioned: as in
-            `DotProductAttention`.
     """
 
     width: nnx.Param
 
-    def __init__(self, width: float = 1.0, *, rngs: nnx.Rngs, **options: Unpack[Options]) -> None:
-        super().__init__(LearnedGaussian(width), rngs=rngs, **options)
+    @takes(_Gaussian)
+    def __init__(self, arguments: _Gaussian) -> None:
+        super().__init__(arguments)
 
 
+@documented(shared.BilinearArguments, shared.Options)
 class BilinearAttention(_Pooling):
     """Bilinear ("general") attention, softmax(qᵀ M k) v, for queries and keys of any two widths.
 
@@ -262,34 +198,14 @@ class BilinearAttention(_Pooling):
         >>> attention = regard.nnx.BilinearAttention(3, 5, rngs=nnx.Rngs(0))
         >>> attention(query, keys, values).shape
         (2, 1, 7)
-
-    Args:
-        query_features: the queries' width Hq.
-        key_features: the keys' width Hk; None: as the queries'.
-        use_bias: whether the projected query gets a bias.
-        kernel_init: None draws scores of unit variance for unit-variance queries and keys.
-        bias_init: of the bias.
-        rngs: random numbers for the kernel and for dropout.
-        normalize, dropout_rate, deterministic, dtype, param_dtype, precision, partitioned: as in
-            `DotProductAttention`.
     """
 
-    def __init__(
-        self,
-        query_features: int,
-        key_features: int | None = None,
-        use_bias: bool = False,
-        kernel_init: Initializer | None = None,
-        bias_init: Initializer = default_bias_init,
-        *,
-        rngs: nnx.Rngs,
-        **options: Unpack[Options],
-    ) -> None:
-        Hk = query_features if key_features is None else key_features
-        learned = LearnedBilinear(query_features, Hk, use_bias, kernel_init, bias_init)
-        super().__init__(learned, rngs=rngs, **options)
+    @takes(_Bilinear)
+    def __init__(self, arguments: _Bilinear) -> None:
+        super().__init__(arguments)
 
 
+@documented(shared.AdditiveArguments, shared.Options)
 class AdditiveAttention(_Pooling):
     """Additive (Bahdanau) attention: softmax(wᵀ tanh(W_q q + W_k k)) v.
 
@@ -305,55 +221,26 @@ class AdditiveAttention(_Pooling):
         >>> out = attention(query, keys, values, valid_lens=jnp.array([2, 6]))
         >>> out[:, 0, 0].round(3).tolist()  # equal keys: the means of the first 2, the first 6
         [0.5, 12.5]
-
-    Args:
-        hidden_features: h. None: no kernels, wᵀ tanh(q + k), as keras.layers.AdditiveAttention.
-        query_features: the queries' width Hq.
-        key_features: the keys' width Hk; None: as the queries'.
-        use_bias: whether W_q q + W_k k gets a bias.
-        tolerance: bound on the error of each tanh, as in regard.Additive.
-        kernel_init, bias_init: of the kernels and the bias.
-        rngs: random numbers for the parameters and for dropout.
-        normalize, dropout_rate, deterministic, dtype, param_dtype, precision, partitioned: as in
-            `DotProductAttention`.
     """
 
-    def __init__(
-        self,
-        hidden_features: int | None,
-        query_features: int,
-        key_features: int | None = None,
-        use_bias: bool = False,
-        tolerance: float | str | None = None,
-        kernel_init: Initializer = default_kernel_init,
-        bias_init: Initializer = default_bias_init,
-        *,
-        rngs: nnx.Rngs,
-        **options: Unpack[Options],
-    ) -> None:
-        learned = LearnedAdditive(
-            query_features,
-            query_features if key_features is None else key_features,
-            hidden_features,
-            use_bias,
-            tolerance,
-            kernel_init,
-            bias_init,
-        )
-        super().__init__(learned, rngs=rngs, **options)
+    @takes(_Additive)
+    def __init__(self, arguments: _Additive) -> None:
+        super().__init__(arguments)
 
 
-class MultiHeadAttention(_Attention):
-    """Heads of attention on learned projections, with any score, or one score per head.
+@documented(shared.MultiHeadArguments, _MultiHead)
+class MultiHeadAttention(Attention):
+    """flax.nnx.MultiHeadAttention with any score, or one score per head.
 
         h_i = f_i(W_i^(q) q, W_i^(k) k, W_i^(v) v),  i = 1 … N,    out = W_o [h_1; …; h_N]
 
-    f_i pools with the head's own score; d2l "Multi-Head Attention". Parameters, as in
-    flax.nnx.MultiHeadAttention: `query`, `key`, `value`, each with `kernel` (features, heads,
-    width) and `bias` (heads, width), and `out` with `kernel` (heads, width, out_features) and
-    `bias`. Then, for the n heads with such a score: `gaussian` with `width` (n,); `bilinear`
-    with `kernel` (n, Hq, Hk); `additive` with `vector` (n, h) and, with hidden_features,
-    `query_kernel` (n, Hq, h) and `key_kernel` (n, Hk, h).
+    f_i pools with the head's own score; d2l "Multi-Head Attention". Arguments, call and
+    parameters are Flax's, and more: `query`, `key`, `value`, each with `kernel` (features, heads,
+    width) and `bias` (heads, width), `out` with `kernel` (heads, width, out_features) and `bias`,
+    and with normalize_qk `query_ln` and `key_ln`, each with `scale` (width,). Then, for the n
+    heads with such a score: `gaussian` with `width` (n,); `bilinear` with `kernel` (n, Hq, Hk);
+    `additive` with `vector` (n, h) and, with hidden_features, `query_kernel` (n, Hq, h) and
+    `key_kernel` (n, Hk, h); and the arrays of your own score, under its class's name.
 
     Example:
         >>> import jax, jax.numpy as jnp, regard, regard.nnx
@@ -370,206 +257,144 @@ class MultiHeadAttention(_Attention):
         ...     chunk, cache = attention(x[:, start : start + 3], cache=cache)
         >>> bool(jnp.allclose(chunk, out[:, 3:], atol=1e-5))
         True
-
-    Args:
-        num_heads: N.
-        query_features: the queries' width.
-        key_features: the keys' width; None: as the queries'.
-        value_features: the values' width; None: as the keys'.
-        qkv_features: the width that all heads share, N times a head's; None: query_features.
-        query_head_features: p_q, a head's query width; None: qkv_features / N.
-        key_head_features: p_k; None: as the query's. It may differ for "bilinear", and for
-            "additive" with hidden_features.
-        value_head_features: p_v; None: qkv_features / N.
-        out_features: p_o, the width of the output; None: query_features.
-        key_heads: K, a divisor of N: N/K query heads share a key head; None: N.
-        score: "dot", "gaussian", "bilinear", "additive", whose parameters are learned; a
-            regard.Score of numbers, which is fixed; or a sequence of N of them, one per head.
-        hidden_features: h, the width of additive heads' own W_q and W_k. None: none, wᵀ tanh(q_i
-            + k_i) on the projections themselves.
-        tolerance: of additive heads, as in regard.Additive.
-        use_bias: whether the projections have biases.
-        kernel_init, bias_init: of the projections (and of additive heads' kernels).
-        rngs: random numbers for the parameters and for dropout.
-        normalize, dropout_rate, deterministic, dtype, param_dtype, precision, partitioned: as in
-            `DotProductAttention`.
     """
 
-    def __init__(
-        self,
-        num_heads: int,
-        query_features: int,
-        key_features: int | None = None,
-        value_features: int | None = None,
-        qkv_features: int | None = None,
-        query_head_features: int | None = None,
-        key_head_features: int | None = None,
-        value_head_features: int | None = None,
-        out_features: int | None = None,
-        key_heads: int | None = None,
-        score: str | Score | Sequence[str | Score] = "dot",
-        hidden_features: int | None = None,
-        tolerance: float | str | None = None,
-        use_bias: bool = True,
-        kernel_init: Initializer = default_kernel_init,
-        bias_init: Initializer = default_bias_init,
-        *,
-        rngs: nnx.Rngs,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(rngs=rngs, **options)
-        self.heads = plan(
-            num_heads,
-            query_features,
-            key_features,
-            value_features,
-            qkv_features=qkv_features,
-            query_head_features=query_head_features,
-            key_head_features=key_head_features,
-            value_head_features=value_head_features,
-            out_features=out_features,
-            key_heads=key_heads,
-            score=score,
-            hidden_features=hidden_features,
-            tolerance=tolerance,
-            use_bias=use_bias,
-            kernel_init=kernel_init,
-            bias_init=bias_init,
-        )
+    cached_key: Any
+    cached_value: Any
+    cache_index: Any
+
+    @takes(_MultiHead)
+    def __init__(self, arguments: _MultiHead) -> None:
+        refuse_flax_only(vars(arguments), nnx.MultiHeadAttention.__init__)
+        self.heads = plan(arguments)
+        if self.heads.query_features == 0:
+            raise TypeError("MultiHeadAttention needs in_features, the width of the queries.")
+        self.decode = arguments.decode
         for name, parameters in self.heads.parameters().items():
-            setattr(self, name, group := _Group())
-            self._own(group, parameters, rngs)
+            setattr(self, name, group := Group())
+            for leaf, parameter in parameters.items():
+                metadata = arguments.metadata(name, leaf)
+                setattr(group, leaf, param(parameter, arguments, metadata))
+        super().__init__(arguments, arguments.keep_rngs)
+        self.cached_key = self.cached_value = self.cache_index = nnx.data(None)
 
     def __call__(
         self,
-        query: Array,
-        key: Array | None = None,
-        value: Array | None = None,
+        inputs_q: Array,
+        inputs_k: Array | None = None,
+        inputs_v: Array | None = None,
         *,
-        valid_lens: Array | None = None,
-        mask: Mask | Array | None = None,
-        bias: Array | None = None,
-        cache: KVCache | None = None,
-        deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
-        dropout_rng: Array | None = None,
-        implementation: str | Sequence[str] | None = None,
-        return_weights: bool = False,
+        decode: bool | None = None,
+        out_sharding: Any = None,
+        qkv_sharding: Any = None,
+        **options: Unpack[MultiHeadCall],
     ) -> Any:
         """Projects into heads, pools each, projects out.
 
         Args:
-            query: (T, features) or (B, T, features).
-            key: (S, features) or (B, S, features); None: the query (self-attention).
-            value: (S, features) or (B, S, features); None: the key.
-            valid_lens: integers, how many keys take part: (), (B,), (B, T), (B, N, T).
-            mask: a regard.Mask, or bool broadcastable to the weights (B, N, T, S).
-            bias: added to the scores, broadcastable to the weights.
-            cache: a KVCache; the chunk is appended, and sees itself and what came before.
-                Masks and bias then span the cache: S = max_len.
-            deterministic: True: no dropout.
+            inputs_q: (batch..., T, features).
+            inputs_k: (batch..., S, features); None: inputs_q (self-attention).
+            inputs_v: (batch..., S, features); None: inputs_k.
             rngs: random numbers for dropout, in place of the constructor's.
-            dropout_rng: a JAX key, in place of rngs.
-            implementation: as in regard.attend.
-            return_weights: also return the weights (B, N, T, S), before dropout.
+            decode: as in the constructor, over which it wins.
+            options: mask, deterministic, sow_weights, is_causal as Flax's; valid_lens, bias,
+                cache, dropout_rng, implementation and return_weights: see
+                `regard.modules.arguments.MultiHeadCall`.
 
         Returns:
-            The output (B, T, out_features); with the weights and the grown cache appended, in
-            this order, where asked for.
+            The output (batch..., T, out_features); with the weights and the grown cache appended,
+            in this order, where asked for.
         """
+        shardings = dict(out_sharding=out_sharding, qkv_sharding=qkv_sharding)
+        refuse_flax_only(shardings, MultiHeadAttention.__call__)
         params = {
             name: {leaf: getattr(getattr(self, name), leaf)[...] for leaf in group}
             for name, group in self.heads.parameters().items()
         }
-        return self.heads(
+        held = None
+        look, sow = options.pop("return_weights", False), options.pop("sow_weights", False)
+        if self.decode if decode is None else decode:
+            held = self._held_cache(options)
+        given = options.pop("cache", None)
+        pooled = self.heads(
             params,
-            query,
-            key,
-            value,
-            cache=cache,
-            valid_lens=valid_lens,
-            mask=mask,
-            bias=bias,
-            dtype=self.dtype,
-            precision=self.precision,
-            return_weights=return_weights,
-            **self._options(deterministic, rngs, dropout_rng, implementation),
+            inputs_q,
+            inputs_k,
+            inputs_v,
+            cache=given if held is None else held,
+            return_weights=look or sow,
+            **self._options(rngs, **options),
         )
+        if held is not None and pooled.cache is not None:
+            self.cached_key[...], self.cached_value[...], self.cache_index[...] = (
+                pooled.cache.as_flax(self.cached_key.shape)
+            )
+        if sow and pooled.weights is not None:
+            self.sow(nnx.Intermediate, "attention_weights", pooled.weights.astype(pooled.out.dtype))
+        return pooled.results(look, given is not None)
 
-    def init_cache(self, batch: int, max_len: int, dtype: Any = None) -> KVCache:
-        """An empty cache for `batch` texts of up to `max_len` tokens.
+    def init_cache(
+        self,
+        batch: int | Sequence[int] | None = None,
+        max_len: int | None = None,
+        dtype: Any = None,
+        *,
+        input_shape: Sequence[int] | None = None,
+    ) -> KVCache | None:
+        """An empty cache: returned for `cache=`, or kept in the module for `decode=True`.
 
-        dtype: None takes the module's dtype, or else param_dtype.
+        init_cache(batch, max_len) returns a KVCache for `batch` texts of up to `max_len` tokens;
+        dtype: None takes the module's dtype, or else param_dtype. As in Flax,
+        init_cache(input_shape), of inputs (batch..., max_len, features), keeps one of dtype
+        float32 in `cached_key`, `cached_value` and `cache_index`, and returns None.
         """
-        return self.heads.init_cache(batch, max_len, first_of(dtype, self.dtype, self.param_dtype))
+        if isinstance(batch, Sequence):
+            input_shape, dtype = batch, max_len if dtype is None else dtype
+        if input_shape is not None:
+            self._keep_cache(input_shape[:-1], jnp.float32 if dtype is None else dtype)
+            return None
+        if batch is None or isinstance(batch, Sequence) or max_len is None:
+            raise TypeError("init_cache takes batch and max_len, or Flax's input_shape.")
+        dtype = dtype or self.dtype or self.param_dtype
+        return self.heads.init_cache(batch, max_len, dtype)
 
+    def set_view(
+        self,
+        deterministic: bool | None = None,
+        decode: bool | None = None,
+        batch_size: int | Sequence[int] | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        """For nnx.view: the same module, training or not, decoding or not.
 
-class _Group(nnx.Module):
-    """The parameters under one name: MultiHeadAttention's query, key, value, out, additive, …"""
+        Args:
+            deterministic: True: no dropout.
+            decode: whether calls use the cache in the module.
+            batch_size, max_length: of that cache, where there is none yet.
+        """
+        super().set_view(deterministic)
+        if decode is not None:
+            self.decode = decode
+            if batch_size is not None and max_length is not None and self.cached_key is None:
+                batch = (batch_size,) if isinstance(batch_size, int) else tuple(batch_size)
+                self._keep_cache((*batch, max_length), self.dtype or self.param_dtype)
 
+    def _keep_cache(self, tokens: Sequence[int], dtype: Any) -> None:
+        *batch, max_len = tokens
+        made = self.heads.init_cache(math.prod(batch), max_len, dtype)
+        arrays = made.as_flax((*tokens, *made.key.shape[2:]))
+        self.cached_key, self.cached_value, self.cache_index = map(nnx.Cache, arrays)
 
-def load(module: nnx.Module, params: Mapping[str, Any]) -> None:
-    """Replaces all parameters of a module by `params`, in place, all or none.
-
-    Example:
-        >>> import jax.numpy as jnp, regard.nnx
-        >>> from flax import nnx
-        >>> attention = regard.nnx.GaussianAttention(rngs=nnx.Rngs(0))
-        >>> regard.nnx.load(attention, {"width": jnp.array(2.0)})
-        >>> float(attention.width[...])
-        2.0
-
-    Args:
-        module: any nnx.Module; its nnx.Param are replaced.
-        params: nested mappings of arrays, as `regard.interop` gives them.
-
-    Raises:
-        ValueError: lists every array that is missing, unexpected or of another shape.
-    """
-    state = dict(nnx.to_flat_state(nnx.state(module, nnx.Param)))
-    names = {path: ".".join(map(str, path)) for path in state}
-    fitted = flatten(fit({names[path]: param for path, param in state.items()}, params))
-    loaded = [(path, param.replace(fitted[names[path]])) for path, param in state.items()]
-    nnx.update(module, nnx.from_flat_state(loaded))
-
-
-def _param(parameter: Parameter, rng: Array, dtype: Any, partitioned: bool) -> nnx.Param:
-    """The parameter with its logical axes, unless the caller's initializer says others."""
-    drawn = parameter.create(rng, dtype)
-    if isinstance(drawn, nnx.VariableMetadata):
-        drawn.raw_value = parameter.arrange(drawn.raw_value)
-        return nnx.Param(drawn)
-    value = parameter.arrange(drawn)
-    if not partitioned:
-        return nnx.Param(value)
-    # Flax's eager sharding insists on a mesh and on a rule for every name. A name without one
-    # means "not sharded", as in linen, and no mesh means one device.
-    value = _sharded(value, parameter.axes)
-    return nnx.Param(value, out_sharding=parameter.axes, eager_sharding=False)
-
-
-def _sharded(value: Array, axes: tuple[str | None, ...]) -> Array:
-    """Laid out over the mesh in force, where there is one."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or not nnx.using_eager_sharding():
-        return value
-    rules: dict[Any, Any] = dict(spmd.get_logical_axis_rules())
-    known = set(mesh.axis_names)
-
-    def on_mesh(axis: str | None) -> Any:
-        found = rules.get(axis, axis)
-        names = found if isinstance(found, tuple) else (found,)
-        return found if set(names) <= known else None
-
-    return nnx.Param(value, out_sharding=tuple(on_mesh(axis) for axis in axes))[...]
-
-
-def _drops(rate: float, rngs: nnx.Rngs | None) -> bool:
-    return rate > 0.0 and rngs is not None and _dropout_stream(rngs) is not None
-
-
-def _dropout_stream(rngs: Any) -> Any:
-    """The stream named "dropout", or the default one; None where there is neither."""
-    if not isinstance(rngs, nnx.Rngs):
-        return rngs
-    return rngs.dropout if "dropout" in rngs or "default" in rngs else None
+    def _held_cache(self, options: Mapping[str, Any]) -> KVCache:
+        if self.cached_key is None:
+            raise ValueError(
+                "decode=True needs a cache. Fix: init_cache(input_shape) first, as in Flax, or "
+                "cache=init_cache(batch, max_len) in the call."
+            )
+        return KVCache.of_flax(
+            self.cached_key[...],
+            self.cached_value[...],
+            self.cache_index[...],
+            options,
+        )

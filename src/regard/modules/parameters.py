@@ -1,14 +1,14 @@
 """What the module front ends share: parameter names, shapes, initializers and logical axes.
 
 `regard.nnx` and `regard.linen` own arrays; everything that decides what they are, and what is
-computed with them, is here, in score_plan.py, in multi_head.py and in cache.py. So the same
-parameters give the same bits in both. Nothing here imports Flax.
+computed with them, is in arguments.py, score_plan.py, multi_head.py, cache.py and here. So the
+same parameters give the same bits in both. Nothing here imports Flax.
 """
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -144,7 +144,7 @@ class LearnedBilinear:
 class LearnedAdditive:
     """query_kernel (Hq, h), key_kernel (Hk, h), bias (h,), vector (h,), or each with (n, ...).
 
-    Without hidden_features there are no kernels: queries and keys are compared as they are.
+    Without hidden_features there are no kernels: queries and keys are added as they are.
     """
 
     query_features: int
@@ -189,6 +189,67 @@ class LearnedAdditive:
             Additive(query_kernel, params.get("key_kernel"), params["vector"], self.tolerance),
             query,
         )
+
+
+@dataclass(frozen=True)
+class LearnedScore:
+    """A caller's Score: its floating-point arrays are learned, its other leaves are as given.
+
+    Attributes:
+        name: of its class, in lower case: where its parameters are found.
+        treedef: of the score.
+        leaves: for each leaf, its name where it is learned, else its value.
+        shapes: of the learned leaves, by name.
+        start: the score to begin with, given a JAX key.
+    """
+
+    name: str
+    treedef: Any
+    leaves: tuple[Any, ...]
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    start: Callable[[Array], Score] = field(compare=False)
+    widths: ClassVar[None] = None
+
+    @classmethod
+    def of(cls, given: Score | Callable[[Array], Score]) -> "LearnedScore":
+        """From a score that holds arrays, or from a function of a JAX key that returns a score."""
+        start = (lambda rng: given) if isinstance(given, Score) else given
+        # A given score keeps its plain numbers; of a function's, every leaf is an array.
+        found = given if isinstance(given, Score) else jax.eval_shape(start, jax.random.key(0))
+        if not isinstance(found, Score):
+            raise TypeError(
+                "a function given as score takes a JAX key and returns a regard.Score. Got "
+                f"{type(found).__name__} from {given!r}."
+            )
+        paths, treedef = jax.tree_util.tree_flatten_with_path(found)
+        leaves, shapes = [], []
+        for path, leaf in paths:
+            name = jax.tree_util.keystr(path, simple=True, separator="_")
+            if hasattr(leaf, "dtype") and not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise TypeError(
+                    f"the arrays of a score are learned, so they must be floating point. Got "
+                    f"{type(found).__name__}.{name} of dtype {leaf.dtype}. Fix: a static field, "
+                    "jax.tree_util.register_dataclass(..., meta_fields=[...])."
+                )
+            leaves.append(name if hasattr(leaf, "dtype") else leaf)
+            if hasattr(leaf, "dtype"):
+                shapes.append((name, jnp.shape(leaf)))
+        return cls(type(found).__name__.lower(), treedef, tuple(leaves), tuple(shapes), start)
+
+    def parameters(self) -> dict[str, Parameter]:
+        def initializer(place: int) -> Initializer:
+            return lambda rng, shape, dtype: jnp.asarray(
+                jax.tree.leaves(self.start(rng))[place], dtype
+            )
+
+        return {
+            name: Parameter(shape, (None,) * len(shape), initializer(self.leaves.index(name)))
+            for name, shape in self.shapes
+        }
+
+    def score(self, params: Tree, query: Array) -> tuple[Score, Array]:
+        leaves = [params[leaf] if isinstance(leaf, str) else leaf for leaf in self.leaves]
+        return jax.tree.unflatten(self.treedef, leaves), query
 
 
 def _lead(heads: int | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -267,11 +328,6 @@ def matmul_precision_of(precision: Any) -> Iterator[None]:
         yield
 
 
-def first_of(*dtypes: Any) -> Any:
-    """The first that is given."""
-    return next(dtype for dtype in dtypes if dtype is not None)
-
-
 def drops(owner: str, rate: float, at_call: bool | None, at_construction: bool | None) -> bool:
     """Whether this call drops weights. What is said in the call wins over the constructor."""
     if rate == 0.0:
@@ -292,58 +348,3 @@ def no_rng(owner: str, rate: float, fix: str) -> ValueError:
         f"Got no rngs and no dropout_rng. Fix: {fix}, dropout_rng=jax.random.key(0), or "
         "deterministic=True."
     )
-
-
-def fit(expected: Tree, given: Tree) -> dict[str, Any]:
-    """`given` in the nesting and dtypes of `expected`, after checking every name and shape.
-
-    Args:
-        expected: nested mappings of arrays, or of anything with a shape and a dtype.
-        given: nested mappings of arrays, as a checkpoint or `regard.interop` gives them.
-
-    Raises:
-        ValueError: lists every array that is missing, unexpected or of another shape.
-    """
-    wanted, found = flatten(expected), flatten(given)
-    problems = []
-    for name in sorted(wanted.keys() | found.keys()):
-        if name not in found:
-            problems.append(f"{name}: expected {list(wanted[name].shape)}, got nothing")
-        elif name not in wanted:
-            problems.append(f"{name}: expected nothing, got {list(jnp.shape(found[name]))}")
-        elif jnp.shape(found[name]) != tuple(wanted[name].shape):
-            problems.append(
-                f"{name}: expected {list(wanted[name].shape)}, got {list(jnp.shape(found[name]))}"
-            )
-    if problems:
-        listed = "\n".join(f"  {problem}" for problem in problems)
-        raise ValueError(
-            f"the arrays do not fit this module, and none was loaded:\n{listed}\n"
-            "Fix: a module made with the checkpoint's widths, head counts, score and use_bias."
-        )
-    return unflatten(
-        {name: jnp.asarray(found[name]).astype(like.dtype) for name, like in wanted.items()}
-    )
-
-
-def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
-    """{"query": {"kernel": x}} -> {"query.kernel": x}."""
-    flat: dict[str, Any] = {}
-    for name, child in tree.items():
-        if isinstance(child, Mapping):
-            flat |= flatten(child, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = child
-    return flat
-
-
-def unflatten(flat: Tree) -> dict[str, Any]:
-    """{"query.kernel": x} -> {"query": {"kernel": x}}."""
-    tree: dict[str, Any] = {}
-    for name, array in flat.items():
-        *path, last = name.split(".")
-        node = tree
-        for step in path:
-            node = node.setdefault(step, {})
-        node[last] = array
-    return tree

@@ -3,127 +3,144 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+from jax import Array
+
 from regard.modules.multi_head import Group, MultiHead
 from regard.modules.parameters import (
     Fixed,
-    Initializer,
     Learned,
     LearnedAdditive,
     LearnedBilinear,
     LearnedGaussian,
-    default_bias_init,
-    default_kernel_init,
+    LearnedScore,
 )
 from regard.score import Dot, Score
 
 SCORES = ("dot", "gaussian", "bilinear", "additive")
+KNOWN = ", ".join(repr(name) for name in SCORES)
 
 
-def plan(
-    num_heads: int,
-    query_features: int | None,
-    key_features: int | None = None,
-    value_features: int | None = None,
-    *,
-    qkv_features: int | None = None,
-    query_head_features: int | None = None,
-    key_head_features: int | None = None,
-    value_head_features: int | None = None,
-    out_features: int | None = None,
-    key_heads: int | None = None,
-    score: str | Score | Sequence[str | Score] = "dot",
-    hidden_features: int | None = None,
-    tolerance: float | str | None = None,
-    use_bias: bool = True,
-    kernel_init: Initializer = default_kernel_init,
-    bias_init: Initializer = default_bias_init,
-) -> MultiHead:
-    """Fills in the defaults and checks what can be checked before any array is there."""
-    key_heads = num_heads if key_heads is None else key_heads
-    if num_heads < 1 or key_heads < 1 or num_heads % key_heads:
+def plan(arguments: Any, inputs: Sequence[Array | None] = (None, None, None)) -> MultiHead:
+    """Fills in the defaults and checks what can be checked before any parameter is there.
+
+    Args:
+        arguments: a MultiHeadArguments, or a linen module that has its fields.
+        inputs: of the first call, in linen: query, key and value, whose widths stand in for those
+            that were not given.
+    """
+    query, key, value = (None if array is None else array.shape[-1] for array in inputs)
+    key = query if key is None else key
+    value = key if value is None else value
+    a = arguments
+    in_features = _same("in_features", a.in_features, "query_features", a.query_features)
+    key_heads = _same("num_kv_heads", a.num_kv_heads, "key_heads", a.key_heads) or a.num_heads
+    query_features = in_features or query
+    key_features = a.key_features or a.in_kv_features or key or query_features
+    value_features = a.value_features or a.in_kv_features or value or key_features
+    if a.num_heads < 1 or key_heads < 1 or a.num_heads % key_heads:
         raise ValueError(
-            f"key_heads must divide num_heads. Got num_heads {num_heads}, key_heads {key_heads}. "
-            "Fix: key_heads a divisor of num_heads, or None for one key head a query head."
+            f"num_kv_heads must divide num_heads. Got num_heads {a.num_heads}, num_kv_heads "
+            f"{key_heads}. Fix: num_kv_heads a divisor of num_heads, or None for one key head per "
+            "query head."
         )
-    if query_head_features is None or value_head_features is None:
-        total = query_features if qkv_features is None else qkv_features
-        if total is None:
-            raise ValueError(
-                "the width of a head is not known before the first call. Got no qkv_features, no "
-                "query_features, and not both query_head_features and value_head_features. "
-                "Fix: give one of them to the constructor."
-            )
-        if total % num_heads:
-            name = "query_features" if qkv_features is None else "qkv_features"
-            raise ValueError(
-                f"num_heads must divide {name}, which the heads share. Got num_heads {num_heads}, "
-                f"{name} {total}. Fix: another head count, or query_head_features and "
-                "value_head_features, which are free."
-            )
-        if query_head_features is None:
-            query_head_features = total // num_heads
-        if value_head_features is None:
-            value_head_features = total // num_heads
-    if key_head_features is None:
-        key_head_features = query_head_features
-    query_features = -1 if query_features is None else query_features  # only a cache is wanted
-    key_features = query_features if key_features is None else key_features
-    learned = dict(kernel_init=kernel_init, hidden_features=hidden_features, tolerance=tolerance)
+    query_width, value_width = a.query_head_features, a.value_head_features
+    if query_width is None or value_width is None:
+        shared = _head_width(a.num_heads, a.qkv_features, query_features)
+        query_width = shared if query_width is None else query_width
+        value_width = shared if value_width is None else value_width
+    key_width = query_width if a.key_head_features is None else a.key_head_features
     return MultiHead(
-        num_heads,
+        a.num_heads,
         key_heads,
-        query_features,
-        key_features,
-        key_features if value_features is None else value_features,
-        query_head_features,
-        key_head_features,
-        value_head_features,
-        query_features if out_features is None else out_features,
-        _groups(score, num_heads, query_head_features, key_head_features, learned),
-        use_bias,
-        kernel_init,
-        bias_init,
+        query_features or 0,  # 0: only a cache is wanted
+        key_features or 0,
+        value_features or 0,
+        query_width,
+        key_width,
+        value_width,
+        a.out_features or query_features or 0,
+        _groups(a, query_width, key_width),
+        a.use_bias,
+        a.normalize_qk,
+        a.kernel_init,
+        a.bias_init,
+        a.out_kernel_init or a.kernel_init,
+        a.out_bias_init or a.bias_init,
     )
 
 
-def _groups(
-    score: str | Score | Sequence[str | Score],
-    num_heads: int,
-    query_width: int,
-    key_width: int,
-    learned: dict[str, Any],
-) -> tuple[Group, ...]:
-    per_head = [score] * num_heads if isinstance(score, str | Score) else list(score)
+def _same(name: str, one: int | None, other_name: str, other: int | None) -> int | None:
+    """The one that was given, of two names of one number."""
+    if None not in (one, other) and one != other:
+        raise ValueError(
+            f"{name} and {other_name} are two names of one number. Got {name} {one}, "
+            f"{other_name} {other}. Fix: one of the two."
+        )
+    return other if one is None else one
+
+
+def _head_width(num_heads: int, qkv_features: int | None, query_features: int | None) -> int:
+    total = query_features if qkv_features is None else qkv_features
+    if total is None:
+        raise ValueError(
+            "the width of a head is not known before the first call. Got no qkv_features, no "
+            "in_features, and not both query_head_features and value_head_features. "
+            "Fix: give one of them to the constructor."
+        )
+    if total % num_heads:
+        name = "in_features" if qkv_features is None else "qkv_features"
+        raise ValueError(
+            f"num_heads must divide {name}, which the heads share. Got num_heads {num_heads}, "
+            f"{name} {total}. Fix: another head count, or query_head_features and "
+            "value_head_features, which are free."
+        )
+    return total // num_heads
+
+
+def _groups(arguments: Any, query_width: int, key_width: int) -> tuple[Group, ...]:
+    score, num_heads = arguments.score, arguments.num_heads
+    one_for_all = isinstance(score, str | Score) or callable(score)
+    per_head = [score] * num_heads if one_for_all else list(score)
     if len(per_head) != num_heads:
         raise ValueError(
             f"score must be one for all heads, or one per head. Got {len(per_head)} for num_heads "
             f"{num_heads}: {score!r}."
         )
-    together: dict[Any, list[int]] = {}
+    # Equal scores share a group; a score with arrays, which are not hashable, is equal to itself.
+    together: dict[Any, tuple[Any, list[int]]] = {}
     for head, one in enumerate(per_head):
-        _check_score(one, query_width, key_width, learned["hidden_features"])
-        together.setdefault(one, []).append(head)
-    groups = []
-    for one, heads in together.items():
+        identity = id(one) if isinstance(one, Score) and _has_arrays(one) else one
+        together.setdefault(identity, (one, []))[1].append(head)
+    groups: list[Group] = []
+    for one, heads in together.values():
+        _check_score(one, query_width, key_width, arguments.hidden_features)
+        learned = _learned(one, len(heads), query_width, key_width, arguments)
         name = one if isinstance(one, str) else None
-        makes = _learned(one, len(heads), query_width, key_width, learned)
-        groups.append(Group(name, tuple(heads), makes))
+        if isinstance(learned, LearnedScore):
+            taken = {"query", "key", "value", "out", *filter(_is_name, per_head)}
+            taken |= {group.name for group in groups if group.name is not None}
+            numbered = (f"{learned.name}_{count}" for count in range(1, num_heads + len(taken)))
+            name = next(free for free in (learned.name, *numbered) if free not in taken)
+        groups.append(Group(name, tuple(heads), learned))
     return tuple(groups)
+
+
+def _is_name(score: Any) -> bool:
+    return isinstance(score, str)
+
+
+def _has_arrays(score: Score) -> bool:
+    return any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(score))
 
 
 def _check_score(score: Any, query_width: int, key_width: int, hidden_features: int | None) -> None:
     if isinstance(score, Score):
-        try:
-            hash(score)
-        except TypeError:
-            raise ValueError(
-                f"a score given as an object is fixed, so its fields must be numbers, not arrays. "
-                f"Got {type(score).__name__} with arrays. Fix: its name, one of {_known()}; the "
-                "module then makes the arrays and learns them."
-            ) from None
         score.check(query_width, key_width)
+    elif callable(score):
+        return
     elif score not in SCORES:
-        raise ValueError(f"unknown score {score!r}: known are {_known()}, or a regard.Score.")
+        raise ValueError(f"unknown score {score!r}: known are {KNOWN}, or a regard.Score.")
     elif query_width != key_width and (
         score in ("dot", "gaussian") or (score == "additive" and hidden_features is None)
     ):
@@ -134,13 +151,9 @@ def _check_score(score: Any, query_width: int, key_width: int, hidden_features: 
         )
 
 
-def _known() -> str:
-    return ", ".join(repr(name) for name in SCORES)
-
-
-def _learned(
-    score: str | Score, heads: int, query_width: int, key_width: int, given: dict[str, Any]
-) -> Learned:
+def _learned(score: Any, heads: int, query_width: int, key_width: int, arguments: Any) -> Learned:
+    if callable(score) or (isinstance(score, Score) and _has_arrays(score)):
+        return LearnedScore.of(score)
     if isinstance(score, Score):
         return Fixed(score)
     if score == "gaussian":
@@ -149,5 +162,12 @@ def _learned(
     if score == "bilinear":
         return LearnedBilinear(query_width, key_width, heads=heads)
     if score == "additive":
-        return LearnedAdditive(query_width, key_width, heads=heads, **given)
+        return LearnedAdditive(
+            query_width,
+            key_width,
+            arguments.hidden_features,
+            tolerance=arguments.tolerance,
+            kernel_init=arguments.kernel_init,
+            heads=heads,
+        )
     return Fixed(Dot())

@@ -15,7 +15,6 @@ from jax import Array
 
 import regard
 import regard.nnx
-from regard.modules.nnx import Options
 from regard.score.contract import accumulation_dtype
 from regard.seq2seq.model.config import Config
 from regard.seq2seq.model.recurrence import Times, multiply
@@ -68,7 +67,7 @@ class Attention(nnx.Module):
         self.kind, self.dtype = config.attention, config.compute_dtype
         self.score: Any
         Hq, Hk = config.decoder, config.annotation
-        options: Options = dict(partitioned=False)
+        options: dict[str, Any] = {}
         if self.kind == "additive":
             h = config.attention_width or config.decoder
             self.score = regard.nnx.AdditiveAttention(h, Hq, Hk, rngs=rngs, **options)
