@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from regard.cli.train_run import plain_errors
+from regard.cli.train_signals import AbortMessage
 
 if TYPE_CHECKING:
     from regard.seq2seq.distributed.hosts import Hosts
@@ -48,7 +49,6 @@ def taking_part(launch: "Launch | None", folder: Path) -> Iterator["Hosts"]:
         folder: the run's, to say how it is continued.
     """
     from regard.seq2seq.distributed.hosts import JOIN_SECONDS, Hosts, is_gone, is_known_to_all, join
-    from regard.seq2seq.distributed.last_words import LastWords
 
     if launch is None:
         with plain_errors(folder):
@@ -67,11 +67,11 @@ def taking_part(launch: "Launch | None", folder: Path) -> Iterator["Hosts"]:
         f"goes on with: regard train {folder} --resume (in every process, as many as you like)"
     )
     known = False
-    with LastWords(late) as words:
+    with AbortMessage(late) as message:
         try:
             with plain_errors(folder):
                 hosts = join(launch)
-                words.change(f"error: {gone}")
+                message.change(f"error: {gone}")
                 try:
                     yield hosts
                 except Exception as error:

@@ -117,7 +117,7 @@ def test_a_run_is_continued_with_its_own_settings(whole, files):
     shutil.rmtree(halves / "model")
     second = invoke(halves, "--resume", "--max-steps", 6)
     assert second.exit_code == 0, second.output
-    assert "from step 3 on" in second.stderr
+    assert "continued from step 3" in second.stderr
     assert [row["train_nll"] for row in read_log(halves / "log.csv")] == [
         row["train_nll"] for row in read_log(folder / "log.csv")
     ]
@@ -262,15 +262,52 @@ def test_the_bar_has_loss_speed_time_and_best():
     assert "loss 1.750" in text
     assert "4,321 tokens/s" in text
     assert "left" in text
-    assert "best BLEU 33.3" in text
+    assert "BLEU 33.3" in text
     assert "40/100" in text
+
+
+def test_the_bar_says_what_is_compiled_and_for_how_long(monkeypatch):
+    now = iter(range(0, 10_000, 65))
+    monkeypatch.setattr(train_progress.time, "monotonic", lambda: float(next(now)))
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None)
+    bar = train_progress.TrainingBar(console, None)
+    bar.started(Plan(2, 50, None, 1234, 1, 0))
+    bar.doing("compiling batches of 64 × 8 (1 of 3)")
+    console.print(bar.bar)
+    assert "0/100 compiling batches of 64 × 8 (1 of 3), 1:05" in out.getvalue()
+    bar.doing("training")
+    out.truncate(0)
+    console.print(bar.bar)
+    assert "compiling" not in out.getvalue()
+
+
+def test_the_bar_fits_80_columns(monkeypatch):
+    """With the largest figures that occur."""
+    now = iter([0.0, 0.0, 1.0, *[19001.0] * 20])
+    monkeypatch.setattr(train_progress.time, "monotonic", lambda: next(now))
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None)
+    bar = train_progress.TrainingBar(console, None)
+    bar.started(Plan(30, 9_999, None, 1234, 1, 0))
+    bar.best = 33.33
+    bar.stepped(StepReport(1_000, 0, 12.5, 12.25, 1.0, 1e-3, 123_456.0))
+    bar.stepped(StepReport(101_000, 0, 12.5, 12.25, 1.0, 1e-3, 123_456.0))
+    console.print(bar.bar)
+    bar.doing("compiling batches of 2048 × 128 (10 of 10)")
+    console.print(bar.bar)
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("step ━")]
+    assert len(lines) == 2
+    assert all(len(line.rstrip()) <= 80 and "…" not in line for line in lines), lines
+    assert "101000/299970 loss 12.250 123,456 tokens/s" in lines[0]
+    assert lines[0].rstrip().endswith("10:30:04 left BLEU 33.3")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_sample_is_drawn_in_words(terminal):
     text = told(terminal)
     assert "1,234 parameters" in text
-    assert "from step 10 on" in text
+    assert "continued from step 10" in text
     assert "the [red] cat" in text
     assert "→ le chat rouge (as the reference)" in text
     assert "1.0" in text  # a cell of its map

@@ -175,7 +175,7 @@ def test_a_finished_run_says_so_at_once(short_run):
 def test_another_run_in_the_folder_is_refused(short_run):
     folder, recipe, _ = short_run
     arguments = (reversing.training_data(), folder)
-    with pytest.raises(FileExistsError, match=r"a run in .* already. Fix: resume=True"):
+    with pytest.raises(FileExistsError, match=r"already has a run\. Fix: resume=True"):
         train(reversing.CONFIG, recipe, *arguments)
     other = dataclasses.replace(reversing.CONFIG, decoder=24, attention="bilinear")
     with pytest.raises(ValueError, match="decoder 32, not 24, attention 'additive', not"):

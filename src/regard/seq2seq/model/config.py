@@ -14,6 +14,8 @@ ATTENTIONS = ("additive", "dot", "bilinear", "gaussian", "none")
 CELLS = ("gru", "lstm")
 TIES = ("none", "target", "all")
 QUERIES = ("state", "token", "conditional")
+# Above these, a configuration is a mistake: 16 million entries or units, and layers.
+MOST, MOST_LAYERS = 2**24, 1000
 DTYPES = ("auto", "float32", "bfloat16")
 
 
@@ -76,15 +78,17 @@ class Config:
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
-        # A file may have anything in it: kinds first, so that what follows can compare.
-        sizes = ("source_vocab", "target_vocab", "embedding", "encoder", "decoder")
-        for name in (*sizes, "encoder_layers", "decoder_layers", "attention_width"):
+        # A file may contain anything, so types come first: what follows compares.
+        sizes = ("embedding", "encoder", "decoder", "encoder_layers", "decoder_layers")
+        for name in ("source_vocab", "target_vocab", *sizes, "attention_width"):
             size = getattr(self, name)
-            if type(size) is not int and (name, size) != ("attention_width", None):
+            if (name, size) == ("attention_width", None):
+                continue
+            if type(size) is not int:
                 raise ValueError(f"{name} must be an integer. Got {size!r}.")
-        for name in ("embedding", "encoder", "decoder", "encoder_layers", "decoder_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1. Got {getattr(self, name)}.")
+            limit = MOST_LAYERS if name.endswith("layers") else MOST
+            if not 1 <= size <= limit:
+                raise ValueError(f"{name} must be between 1 and {limit:,}. Got {size}.")
         for name in ("source_vocab", "target_vocab"):
             if getattr(self, name) <= len(SPECIAL):
                 raise ValueError(

@@ -9,7 +9,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -79,6 +79,23 @@ class Batch:
         source, source_lens = _ended(sources, rows, width)
         target, target_lens = _ended(targets, rows, width)
         return cls(source, source_lens, _started(target, target_lens), target, target_lens)
+
+
+class TrainingData(Protocol):
+    """What is trained on: `Batches`, or anything like it.
+
+    Each iteration gives what remains of the epoch, and the one after it the next epoch.
+    """
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def state(self) -> dict[str, Any]:
+        """The position of the iteration, as JSON values."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from there."""
+        ...
 
 
 class Batches:

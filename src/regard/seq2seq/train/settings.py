@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from regard.atomic_file import write_atomically
 from regard.seq2seq.corpus.grammar.chooser import Scope
 from regard.seq2seq.model.config import Config, read_fields
-from regard.seq2seq.model.export import replace_file
 from regard.seq2seq.text.marks import Case
 from regard.seq2seq.text.tokenizer import Kind
 from regard.seq2seq.train.batches import BUCKETS
@@ -206,7 +206,7 @@ class Settings:
     def save(self, folder: str | Path) -> None:
         """Writes settings.json into a run's folder, all of it or nothing."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        replace_file(Path(folder) / FILE, self.to_json().encode())
+        write_atomically(Path(folder) / FILE, self.to_json())
 
 
 _PARTS: dict[str, type] = {

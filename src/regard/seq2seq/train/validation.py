@@ -77,12 +77,20 @@ class Validator:
         validation: what to validate on.
         parallel: the devices that share the loss.
         hosts: the processes, of which the first translates.
+        before: called before each batch with what is done; what it raises ends the validation.
     """
 
     def __init__(
-        self, graph: Any, validation: Validation, parallel: DataParallel, hosts: Hosts = Hosts()
+        self,
+        graph: Any,
+        validation: Validation,
+        parallel: DataParallel,
+        hosts: Hosts = Hosts(),
+        before: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.graph, self.validation, self.parallel, self.hosts = graph, validation, parallel, hosts
+        self.before = before
+        self.compiled: set[tuple] = set()  # (what, shape)
         self.indexed = list(_indexed(validation.batches))
         if not self.indexed:
             raise ValueError("a validation needs batches. Got none.")
@@ -95,7 +103,7 @@ class Validator:
 
     def __call__(self, params: Any) -> tuple[float, float | None]:
         """−log p per token, and BLEU or None."""
-        batches = (self.parallel.share(batch) for _, batch in self.indexed)
+        batches = (self.parallel.share(batch) for _, batch in self._each("validating"))
         sums = [self._sums(params, batch, None) for batch in batches]
         nll, count = (sum(float(part) for part in parts) for parts in zip(*sums, strict=True))
         bleu = None
@@ -107,11 +115,30 @@ class Validator:
 
     def _bleu(self, model: Model) -> float:
         score = cast(Callable, self.validation.bleu)
-        return float(score(_translate(model, self.indexed, self.validation.search)))
+        return float(score(_translate(model, self._each("translating"), self.validation.search)))
 
-    def first(self) -> Any:
-        """A batch to sample a translation from."""
-        return self.indexed[0][1]
+    def _each(self, what: str) -> Iterator[tuple[np.ndarray, Any]]:
+        for number, (indices, batch) in enumerate(self.indexed, 1):
+            program = what, np.shape(batch.source)
+            compiling = "" if program in self.compiled else "compiling, "
+            self.compiled.add(program)
+            self.before(f"{compiling}{what} {number}/{len(self.indexed)}")
+            yield indices, batch
+
+    def sample(self, params: Any) -> tuple[list[int], list[int], list[int], np.ndarray]:
+        """The first sentence's source, reference, translation and attention, as in `Sample`."""
+        batch = self.indexed[0][1]
+        model = nnx.merge(self.graph, params)
+        source, lens = batch.source[:1], batch.source_lens[:1]
+        found = programs.search(model, source, lens, SearchOptions(), 1, hurry=True)
+        S, T = int(batch.source_lens[0]), int(batch.target_lens[0])
+        hypothesis = ids_of(found)[0]
+        return (
+            np.asarray(batch.source[0, :S]).tolist(),
+            np.asarray(batch.target_out[0, :T]).tolist(),
+            hypothesis,
+            np.asarray(found.attention[0, 0, : len(hypothesis), :S]),
+        )
 
 
 def _indexed(batches: Any) -> Iterator[tuple[np.ndarray, Any]]:

@@ -1,0 +1,158 @@
+"""Kills and interrupts `regard train` at random moments, and verifies what each run leaves.
+
+    python tools/interrupt_training.py --kills 60 --interrupts 30 --size small
+    python tools/interrupt_training.py --interrupts 30 --size default --tsv pairs.tsv
+
+A run is killed (SIGKILL) or interrupted (Ctrl-C) again and again, each time after a random time
+from its start, and continued. Every interrupt must end with exit code 130 and the command that
+continues the run. Each run that comes to its end must have the checkpoint, the model and the log
+of an undisturbed run, bit for bit; then a new one is started. With `--size default` the runs are
+only interrupted and resumed, because they take long.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SMALL = {
+    "about": "Compiles three shapes, validates often and saves often: every phase takes its time.",
+    "data": {"valid_sentences": 12},
+    "tokenizer": {"kind": "word", "joint": False},
+    "batches": {"tokens": 128, "buckets": [4, 6, 8]},
+    "model": {"embedding": 8, "encoder": 8, "decoder": 16},
+    "recipe": {
+        "epochs": 9,
+        "max_steps": 60,
+        "learning_rate": 0.01,
+        "validate_every": 10,
+        "checkpoint_every": 3,
+        "log_every": 1,
+        "average": 2,
+    },
+}
+COMMAND = "from regard.cli import main; main()"
+TIMELESS = ("step", "epoch", "learning_rate", "train_loss", "valid_loss", "valid_bleu")
+
+
+def start(words: list[str], cache: Path) -> subprocess.Popen:
+    environment = os.environ | {
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    command = [sys.executable, "-c", COMMAND, "train", *words]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def outcome(folder: Path) -> tuple:
+    """What a finished run comes to: its last checkpoint, its model, its log without the times."""
+    from regard.seq2seq.train.checkpoints import Store
+    from regard.seq2seq.train.log import read_log
+
+    store = Store(folder / "checkpoints")
+    arrays = store.load(store.steps()[-1]).arrays
+    log = [tuple(row[name] for name in TIMELESS) for row in read_log(folder / "log.csv")]
+    weights = (folder / "model" / "model.safetensors").read_bytes()
+    return {name: array.tobytes() for name, array in arrays.items()}, weights, log
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--interrupts", type=int, default=0)
+    parser.add_argument("--size", choices=("small", "default"), default="small")
+    parser.add_argument("--tsv", type=Path, help="the corpus; else a made-up one")
+    parser.add_argument("--longest", type=float, default=60.0, help="s, with --size default")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    draw = random.Random(options.seed)
+    work = Path(tempfile.mkdtemp(prefix="interrupt-"))
+    cache = work / "cache"
+    tsv = options.tsv or work / "pairs.tsv"
+    if options.tsv is None:
+        lines = [f"{'cat ' * (n % 6)}{n}\t{'chat ' * (n % 6)}{n}\n" for n in range(400)]
+        tsv.write_text("".join(lines), encoding="utf-8")
+    fresh = ["--tsv", str(tsv)]
+    expected, longest = None, options.longest
+    if options.size == "small":
+        (work / "small.json").write_text(json.dumps(SMALL), encoding="utf-8")
+        fresh += ["--recipe", str(work / "small.json")]
+        for name in ("warm", "whole"):  # the second finds its programs compiled, as the others do
+            begun = time.monotonic()
+            process = start([str(work / name), *fresh], cache)
+            _, err = process.communicate()
+            assert process.returncode == 0, err
+            longest = time.monotonic() - begun
+        expected = outcome(work / "whole")
+    print(f"up to {longest:.1f} s after the start of the process, seed {options.seed}", flush=True)
+
+    signals = ["kill"] * options.kills + ["interrupt"] * options.interrupts
+    draw.shuffle(signals)
+    run, finished, failures, phases, slowest = 0, 0, [], {}, 0.0
+
+    def complete(process: subprocess.Popen, folder: Path) -> None:
+        nonlocal run, finished
+        _, err = process.communicate()
+        if process.returncode != 0:
+            failures.append(f"{folder.name}: exit code {process.returncode}: {err[-2000:]}")
+        elif expected is not None and outcome(folder) != expected:
+            failures.append(f"{folder.name}: other numbers than the undisturbed run")
+        else:
+            finished += 1
+        run += 1
+
+    while signals:
+        folder = work / f"run{run}"
+        resumes = (folder / "settings.json").exists()
+        process = start([str(folder), *(["--resume"] if resumes else fresh)], cache)
+        # In the first seconds the process only imports; half of a run's time is left for progress.
+        time.sleep(draw.uniform(min(2.0, longest / 4), longest))
+        if process.poll() is not None:
+            complete(process, folder)
+            continue
+        what = signals.pop()
+        process.send_signal(signal.SIGKILL if what == "kill" else signal.SIGINT)
+        begun = time.monotonic()
+        _, err = process.communicate()
+        if what == "kill":
+            continue
+        slowest = max(slowest, time.monotonic() - begun)
+        if process.returncode == 0 and "finished" in err and "stopping" not in err:
+            signals.append(what)  # it had ended by itself in the meantime
+            continue
+        begins = [line for line in err.splitlines() if line.startswith(("step ", "compiling"))]
+        phase = begins[-1].split(" ")[0] if begins else "before the first step"
+        phases[phase] = phases.get(phase, 0) + 1
+        saves = (folder / "settings.json").exists()
+        last = err.strip().splitlines()[-1] if err.strip() else ""
+        promised = f"regard train {folder} --resume" if saves else "stopped."
+        if process.returncode != 130 or promised not in last or "Traceback" in err:
+            failures.append(f"{folder.name}: interrupt, code {process.returncode}: {err[-2000:]}")
+        print(f"interrupt: code {process.returncode}, {last!r}", flush=True)
+    if options.size == "small":
+        complete(start([str(work / f"run{run}"), *(["--resume"] if
+                 (work / f"run{run}" / "settings.json").exists() else fresh)], cache),
+                 work / f"run{run}")  # fmt: skip
+    print(f"{options.kills} kills, {options.interrupts} interrupts (slowest {slowest:.1f} s)")
+    print(f"where the interrupts came, by the last line before them: {phases}")
+    print(f"{finished} runs came to their end with the numbers of the undisturbed one")
+    print("\n".join([f"{len(failures)} failures", *failures]))
+    shutil.rmtree(work, ignore_errors=True)
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()
