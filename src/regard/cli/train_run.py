@@ -68,7 +68,7 @@ def run_training(
         def save() -> None:
             # The settings come last: a folder that has them has all that --resume needs.
             ready.tokenizers.save(folder)
-            settings.save(folder)
+            ready.settings.save(folder)
 
         hosts.first(save)
         bar = TrainingBar(console, ready.tokenizers) if hosts.leads else None
@@ -76,7 +76,7 @@ def run_training(
         with stop.between_steps() if stop else contextlib.nullcontext():
             result = train(
                 ready.config,
-                settings.recipe,
+                ready.settings.recipe,
                 ready.batches,
                 folder,
                 validation=ready.validation,

@@ -41,10 +41,11 @@ def command(
         try:
             save_model(draft, given.model, float16=float16)
             given.tokenizers.save(draft)
-            copied = [name for name in CARDS if (model_folder(model) / name).is_file()]
-            for name in copied:
-                shutil.copyfile(model_folder(model) / name, draft / name)
-            add_checksums(draft, FILE, *copied)
+            found = model_folder(model)
+            for name in CARDS:
+                if (found / name).is_file():
+                    shutil.copyfile(found / name, draft / name)
+            add_checksums(draft, FILE)
             wait.says("reading it back")
             compare(given, Translator.load(draft), float16)
             umask = os.umask(0)

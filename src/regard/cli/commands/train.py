@@ -250,12 +250,20 @@ def _continued(folder: Path, recipe: str | None, asked: dict[str, dict[str, Any]
 
 
 def _changed(settings: "Settings", asked: dict[str, dict[str, Any]]) -> "Settings":
-    """The settings with what was asked for, checked as if they had been read from a file."""
-    parts = {
+    """The settings with the options applied, checked as if they had been read from a file."""
+    from regard.seq2seq.train.corpus_size import WIDTHS
+
+    parts: dict[str, Any] = {
         part: dataclasses.replace(getattr(settings, part), **fields)
         for part, fields in asked.items()
         if part != "model"
     }
+    given = {f"{part}.{key}" for part, fields in asked.items() for key in fields}
+    if given & set(WIDTHS):  # the widths go together
+        given |= set(WIDTHS)
+    if "data.valid_fraction" in given:
+        parts["data"] = dataclasses.replace(parts["data"], valid_at_least=0)
+    parts["scaled"] = tuple(name for name in settings.scaled if name not in given)
     changed = dataclasses.replace(settings, **parts).with_model(**asked["model"])
     return type(settings).from_json(changed.to_json(), "the options")
 

@@ -56,7 +56,7 @@ def read_pairs(
     if held_out is not None:
         valid = _read(held_out, "validation", say, progress)
     else:
-        train, valid = set_aside(train, data.valid_fraction)
+        train, valid = set_aside(train, data.valid_fraction, data.valid_at_least)
         say(f"validation: {len(valid):,} of these set aside, {len(train):,} are left to train on")
     if 0 < data.valid_sentences < len(valid):
         chosen = random.Random(0).sample(range(len(valid)), data.valid_sentences)
@@ -65,7 +65,9 @@ def read_pairs(
     return [_formed(pair, data) for pair in train], [_formed(pair, data) for pair in valid]
 
 
-def set_aside(pairs: list[Pair], fraction: float) -> tuple[list[Pair], list[Pair]]:
+def set_aside(
+    pairs: list[Pair], fraction: float, at_least: int = 0
+) -> tuple[list[Pair], list[Pair]]:
     """Splits pairs in two by their source sentences: what is left, and about `fraction` of them.
 
     Example:
@@ -78,6 +80,7 @@ def set_aside(pairs: list[Pair], fraction: float) -> tuple[list[Pair], list[Pair
     Args:
         pairs: at least two with different sources.
         fraction: of the distinct sources; at least one is set aside, and one is left.
+        at_least: so many, unless that is more than a tenth of the distinct sources.
     """
     # By hash and not by place: the same sentences wherever they stand in the file.
     sources = sorted({pair.source for pair in pairs}, key=_mark)
@@ -86,7 +89,8 @@ def set_aside(pairs: list[Pair], fraction: float) -> tuple[list[Pair], list[Pair
             "to set pairs aside for validation, the corpus must have two different source "
             f"sentences. Got {len(sources)}."
         )
-    count = min(max(round(fraction * len(sources)), 1), len(sources) - 1)
+    at_least = max(min(at_least, len(sources) // 10), 1)
+    count = min(max(round(fraction * len(sources)), at_least), len(sources) - 1)
     chosen = set(sources[:count])
     left = [pair for pair in pairs if pair.source not in chosen]
     return left, [pair for pair in pairs if pair.source in chosen]

@@ -11,6 +11,7 @@ from regard.seq2seq.text.subword_dropout import SubwordDropout
 from regard.seq2seq.text.tokenizer_pair import TokenizerPair
 from regard.seq2seq.text.words import normalize
 from regard.seq2seq.train.batches import Batches
+from regard.seq2seq.train.corpus_size import fit
 from regard.seq2seq.train.pairs import Say, read_pairs
 from regard.seq2seq.train.settings import Settings
 from regard.seq2seq.train.validation import Validation
@@ -21,6 +22,7 @@ class Prepared:
     """What a run starts from.
 
     Attributes:
+        settings: those given, with every field chosen that depends on the corpus.
         tokenizers: the vocabularies.
         config: the model's.
         batches: to train on.
@@ -28,6 +30,7 @@ class Prepared:
         valid: the pairs of the validation, in its order.
     """
 
+    settings: Settings
     tokenizers: TokenizerPair
     config: Config
     batches: Batches
@@ -69,6 +72,9 @@ def prepare(
         ValueError: the settings do not go together, with the corpus or with each other.
     """
     train, valid = read_pairs(settings.data, say=say, progress=progress)
+    settings, lines = fit(settings, train)
+    for line in lines:
+        say(line)
     if tokenizers is None:
         tokenizers = TokenizerPair.train(train, **vars(settings.tokenizer))
     source, target = tokenizers.source, tokenizers.target
@@ -85,7 +91,7 @@ def prepare(
         f"{f'; in other pieces each epoch, by subword dropout of {dropout:g}' if dropout else ''}"
     )
     validation, valid = _validation(settings, tokenizers, valid, say)
-    return Prepared(tokenizers, config, batches, validation, valid)
+    return Prepared(settings, tokenizers, config, batches, validation, valid)
 
 
 def encode(tokenizers: TokenizerPair, pairs: list[Pair]) -> list[tuple[list[int], list[int]]]:

@@ -36,6 +36,7 @@ class DataSettings:
         scope: of the grammar: "demo", fewer words, or "full".
         valid_tsv, valid_source, valid_target: likewise, what is validated on.
         valid_fraction: without those, how much of the training pairs is set aside for it.
+        valid_at_least: but at least so many sentences, where that is at most a tenth of them.
         valid_sentences: validate on so many of them at most, drawn at random; 0: on all.
         reverse: translate the other way: the sides are swapped.
         expand: bring both sides to the form of word-aligned test sets (corpus/expanded.py).
@@ -57,6 +58,7 @@ class DataSettings:
     valid_source: str | None = None
     valid_target: str | None = None
     valid_fraction: float = 0.02
+    valid_at_least: int = 0
     valid_sentences: int = 1000
     reverse: bool = False
     expand: bool = False
@@ -133,6 +135,7 @@ class Settings:
         model: the fields of `Config`, but for the sizes of the vocabularies, which the tokenizer
             decides.
         beam: of the translations that are made for validation; 1 is greedy.
+        scaled: fields that `prepare` chooses by the size of the corpus, as "tokenizer.size".
     """
 
     about: str = ""
@@ -142,8 +145,10 @@ class Settings:
     model: dict[str, Any] = field(default_factory=dict)
     recipe: Recipe = field(default_factory=Recipe)
     beam: int = 1
+    scaled: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "scaled", tuple(self.scaled))
         if self.data.subword_dropout and self.tokenizer.kind != "bpe":
             raise ValueError(
                 'subword_dropout skips merges, and needs a tokenizer of kind "bpe". Got '
