@@ -83,10 +83,12 @@ def test_a_run_leaves_all_that_is_promised(whole):
     names = {path.name for path in folder.iterdir()}
     assert names >= {"settings.json", "tokenizer.json", "log.csv", "curves.png", "model"}
     assert {path.name for path in (folder / "model").iterdir()} == {
+        "SHA256SUMS",
         "config.json",
         "model.safetensors",
         "tokenizer.json",
     }
+    assert "tokenizer.json" in (folder / "model" / "SHA256SUMS").read_text()
     config = load_model(folder / "model").config
     tokenizers = TokenizerPair.load(folder / "model")
     assert (config.source_vocab, config.target_vocab) == (

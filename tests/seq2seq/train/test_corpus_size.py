@@ -39,6 +39,8 @@ def sizes(settings: Settings) -> tuple:
 def test_sizes_grow_with_the_corpus(words, expected):
     fitted, lines = fit(DEFAULT, corpus(words))
     assert sizes(fitted) == expected
+    assert Settings.from_json(fitted.to_json()) == fitted
+    assert {type(size) for size in sizes(fitted)} == {int}
     assert fitted.scaled == (), "a continued run chooses nothing again"
     assert [line.split(":")[0] for line in lines] == [
         *([f"sizes for {words:,} target words"] if words < 1_000_000 else []),

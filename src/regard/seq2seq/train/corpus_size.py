@@ -45,7 +45,7 @@ def fit(settings: Settings, pairs: Sequence[Pair]) -> tuple[Settings, list[str]]
     tokens = settings.batches.tokens
     if "batches.tokens" in settings.scaled:
         tokens = 512 if words < SMALL else 1024 if words < 6 * SMALL else tokens
-    size = round(settings.tokenizer.size * math.sqrt(words / FULL), -2)
+    size = 100 * round(settings.tokenizer.size * math.sqrt(words / FULL) / 100)
     chosen: dict[str, Any] = {
         "batches.tokens": tokens,
         # Two epochs; a batch has about three positions for each target word, with padding.
