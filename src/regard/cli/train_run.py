@@ -53,11 +53,11 @@ def run_training(
             stop = stack.enter_context(StopRequest(lambda: stopped_line(folder)))
         from regard.seq2seq.model.export import add_checksums
         from regard.seq2seq.text import tokenizer_pair
-        from regard.seq2seq.train import host_memory
+        from regard.seq2seq.train import runtime_options
         from regard.seq2seq.train.run_folder import run_lock
         from regard.seq2seq.train.training import train
 
-        host_memory.keep_freed_memory()
+        runtime_options.keep_freed_memory()
 
         def lock() -> None:
             stack.enter_context(run_lock(folder))

@@ -17,7 +17,7 @@ from regard.cli.terminal import train_progress
 from regard.seq2seq.corpus import Pair
 from regard.seq2seq.model.export import load_model
 from regard.seq2seq.text.tokenizer_pair import TokenizerPair
-from regard.seq2seq.train import checkpoints, host_memory, training
+from regard.seq2seq.train import checkpoints, runtime_options, training
 from regard.seq2seq.train.log import read_log
 from regard.seq2seq.train.non_finite import NonFiniteError
 from regard.seq2seq.train.progress import Plan, Sample, StepReport, ValidationReport
@@ -48,7 +48,7 @@ TINY = {
 def usual_memory():
     """The tests' process goes on after a run: it keeps the C library's own settings."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_memory, "keep_freed_memory", lambda: False)
+        patch.setattr(runtime_options, "keep_freed_memory", lambda: False)
         yield
 
 

@@ -26,7 +26,7 @@ from regard.seq2seq.distributed.devices import DataParallel
 from regard.seq2seq.distributed.hosts import Hosts, is_gone, is_known_to_all
 from regard.seq2seq.distributed.launch import Launch, find_launch
 from regard.seq2seq.model.dropout import ShareOfRows, drop
-from regard.seq2seq.train import host_memory
+from regard.seq2seq.train import runtime_options
 from regard.seq2seq.train.checkpoints import Store
 from regard.seq2seq.train.log import read_log
 
@@ -178,7 +178,7 @@ def killed(launcher, corpus, tmp_path_factory) -> SimpleNamespace:
 def run_here(*words: object) -> None:
     """`regard train` in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_memory, "keep_freed_memory", lambda: False)
+        patch.setattr(runtime_options, "keep_freed_memory", lambda: False)
         done = CliRunner().invoke(app, ["train", *map(str, words)])
     assert done.exit_code == 0, done.output
 

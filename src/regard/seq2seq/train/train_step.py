@@ -23,8 +23,8 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 from regard.seq2seq.distributed.devices import DataParallel
-from regard.seq2seq.train.compiler_options import usual
 from regard.seq2seq.train.recipe import Recipe
+from regard.seq2seq.train.runtime_options import optimized
 
 
 @jax.tree_util.register_dataclass
@@ -109,4 +109,4 @@ def make_step(graph: Any, recipe: Recipe, parallel: DataParallel) -> Step:
         measured = Measured(loss, nll, count, norm, healthy)
         return parallel.keep(TrainState(params, moments, healthy)), measured
 
-    return jax.jit(step, donate_argnums=0, compiler_options=usual())
+    return jax.jit(step, donate_argnums=0, compiler_options=optimized())

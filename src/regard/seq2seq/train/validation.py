@@ -13,7 +13,7 @@ from regard.seq2seq.decode.search import Hypotheses, SearchOptions
 from regard.seq2seq.distributed.devices import DataParallel
 from regard.seq2seq.distributed.hosts import Hosts
 from regard.seq2seq.model.translation_model import Model
-from regard.seq2seq.train.compiler_options import usual
+from regard.seq2seq.train.runtime_options import optimized
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Validator:
             _, nll, count = nnx.merge(graph, params).loss(batch)
             return nll, count
 
-        self._sums = jax.jit(parallel.over_rows(sums), compiler_options=usual())
+        self._sums = jax.jit(parallel.over_rows(sums), compiler_options=optimized())
 
     def __call__(self, params: Any) -> tuple[float, float | None]:
         """−log p per token, and BLEU or None."""
