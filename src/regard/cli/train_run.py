@@ -1,7 +1,7 @@
-"""A training run as the terminal sees it, from settings to the model's folder and the curves.
+"""A training run on the terminal, from settings to the model's folder and the curves.
 
-Shared by `regard train` and `regard demo`; the options are train.py, the bar is
-train_progress.py.
+Shared by `regard train` and `regard demo`. The options are in train.py, the bar in
+train_progress.py, Ctrl-C in train_signals.py.
 """
 
 import contextlib
@@ -148,7 +148,7 @@ def plain_errors(folder: Path | None = None) -> Iterator[None]:
 
 
 def conclude(folder: Path, result: "Result") -> None:
-    """What came of it, where it is, and what to type next."""
+    """Prints the result, its folder, and the next command."""
     from regard.seq2seq.train.curves import draw_curves
 
     steps = ", ".join(map(str, result.averaged))
@@ -158,7 +158,7 @@ def conclude(folder: Path, result: "Result") -> None:
     typer.echo(f"model: {folder / 'model'} ({kept}{scores})")
     try:
         typer.echo(f"curves: {draw_curves(folder / 'log.csv', folder / 'curves.png')}")
-    except (ImportError, ValueError) as error:  # a picture is no reason to fail
+    except (ImportError, ValueError) as error:  # a missing picture is no failure
         typer.echo(f"no curves: {error}", err=True)
     typer.echo(f'next: regard translate --model {folder / "model"} "..."')
 
@@ -169,7 +169,7 @@ def _say(console: Console) -> Callable[[str], None]:
 
 @contextlib.contextmanager
 def _reading(console: Console) -> Iterator[Callable[[int, float | None], None]]:
-    """A bar while a corpus is read; gone when it is done."""
+    """A bar while a corpus is read; it disappears at the end."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=16),

@@ -13,7 +13,7 @@ Curve = tuple[list[int], list[float]]
 
 
 def curve(rows: list[dict[str, str]], column: str) -> Curve:
-    """The steps at which a column of a log has a number, and the numbers.
+    """The steps at which a column of a log has a value, and the values.
 
     Example:
         >>> rows = [{"step": "20", "train_nll": "3.5"}, {"step": "40", "train_nll": ""}]
@@ -25,7 +25,7 @@ def curve(rows: list[dict[str, str]], column: str) -> Curve:
 
 
 def draw_curves(log: str | Path, picture: str | Path) -> Path:
-    """Draws a run's log.csv as a PNG: loss, and beside it BLEU where there is any.
+    """Draws a run's log.csv as a PNG: the loss and, if there is any, BLEU.
 
         Example:
             >>> import tempfile
@@ -43,7 +43,7 @@ def draw_curves(log: str | Path, picture: str | Path) -> Path:
 
         Args:
             log: the file.
-            picture: the file to write, all of it or nothing.
+            picture: the file to write.
 
         Returns:
             The picture's path.
@@ -78,7 +78,7 @@ def draw_curves(log: str | Path, picture: str | Path) -> Path:
 
 
 def _figure(panels: int) -> Any:
-    """A figure of its own: pyplot, which keeps every figure open, is not needed."""
+    """A figure without pyplot, which would keep every figure open."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:

@@ -31,7 +31,6 @@ from regard.seq2seq.model.config import Config
 from regard.seq2seq.model.named_arrays import from_named, to_named
 from regard.seq2seq.model.translation_model import Model
 from regard.seq2seq.train.batches import TrainingData
-from regard.seq2seq.train.checkpoints import Checkpoint
 from regard.seq2seq.train.non_finite import NonFiniteError, cause_of
 from regard.seq2seq.train.progress import Plan, Progress, Sample, StepReport, ValidationReport
 from regard.seq2seq.train.recipe import Recipe
@@ -155,7 +154,7 @@ class _Run:
 
     def begin(self) -> None:
         """Builds the model, and restores the folder's last checkpoint if there is one."""
-        recipe, place = self.recipe, self.place
+        recipe = self.recipe
         self.graph, params = nnx.split(Model(self.config, rngs=nnx.Rngs(recipe.seed)))
         if self.hosts.processes > 1:  # different machines may round a random number differently
             drawn = self.hosts.first_arrays(lambda: to_named(params))
@@ -163,8 +162,10 @@ class _Run:
         moments = optimizer_of(recipe).init(params)
         found = self.shared.latest(self.progress.warned)
         if found is not None:
-            params, moments = self._restore(found, (params, moments))
-            place = self.place
+            origin = f"{self.shared.folder}/checkpoints/{found.step}"
+            params, moments = from_named((params, moments), found.arrays, origin)
+            self.place, self.saved = RunState.from_json(found.meta["place"], recipe), found.step
+            self.data.restore(found.meta["data"])
         self.state = self.parallel.place(TrainState(params, moments, jnp.array(True)))
         # Compiled when they first run, once for each shape of batch.
         self.step = make_step(self.graph, recipe, self.parallel)
@@ -173,21 +174,12 @@ class _Run:
             self.validator = Validator(
                 self.graph, self.validation, self.parallel, self.hosts, self._before_batch
             )
-        self.log = self.shared.log(place.step if found is not None else None)
+        self.log = self.shared.log(None if found is None else found.step)
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         steps = len(self.data) if isinstance(self.data, Sized) else None
         devices = len(self.parallel.devices)
-        self.progress.started(
-            Plan(recipe.epochs, steps, recipe.max_steps, count, devices, place.step)
-        )
-
-    def _restore(self, found: Checkpoint, like: tuple[Any, Any]) -> tuple[Any, Any]:
-        origin = f"{self.shared.folder / 'checkpoints' / str(found.step)}"
-        params, moments = from_named(like, found.arrays, origin)
-        self.place = RunState.from_json(found.meta["place"], self.recipe)
-        self.saved = found.step
-        self.data.restore(found.meta["data"])
-        return params, moments
+        plan = Plan(recipe.epochs, steps, recipe.max_steps, count, devices, self.place.step)
+        self.progress.started(plan)
 
     # Steps -----------------------------------------------------------------------------------
 
@@ -261,21 +253,13 @@ class _Run:
     def _report(self, rate: float) -> None:
         """Waits for the steps so far, adds up what they measured, and reports it."""
         self._settle()
-        latest = self.latest
         loss, nll, count = self.place.sums
         self.place.sums = [0.0, 0.0, 0.0]
         now = time.perf_counter()
         speed = self.counted / max(now - self.told - self.idle, 1e-9)
         self.told, self.counted, self.idle = now, 0.0, 0.0
-        report = StepReport(
-            self.place.step,
-            self.place.epoch,
-            loss / max(count, 1.0),
-            nll / max(count, 1.0),
-            float(latest.grad_norm),
-            rate,
-            speed,
-        )
+        means, norm = (loss / max(count, 1.0), nll / max(count, 1.0)), float(self.latest.grad_norm)
+        report = StepReport(self.place.step, self.place.epoch, *means, norm, rate, speed)
         self._write(
             step=report.step,
             epoch=report.epoch,

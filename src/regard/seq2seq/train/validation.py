@@ -1,4 +1,4 @@
-"""How well the model does on sentences it is not trained on: loss, translations, BLEU."""
+"""Evaluates a model on sentences that it is not trained on: loss, translations, BLEU."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ from regard.seq2seq.train.runtime_options import optimized
 
 @dataclass(frozen=True)
 class Validation:
-    """What to validate on.
+    """The validation data and its score.
 
     Attributes:
         batches: a list of `Batch`, or `Batches(..., shuffle=False)`; read once, and kept.
-        bleu: translations as lists of token ids without <eos>, in the order of the pairs, to a
-            score, the higher the better; None: no translations are made.
+        bleu: a function from translations, lists of token ids without <eos> in the order of the
+            pairs, to a score, the higher the better; None: nothing is translated.
         search: how to translate; beam=1 is greedy.
     """
 
@@ -39,12 +39,12 @@ def translate_batches(
 
     Args:
         model: the translator.
-        batches: of which only source and source_lens are read.
+        batches: only source and source_lens are read.
         search: how to search.
 
     Returns:
-        In the order of the pairs where the batches know it (`with_indices`), otherwise in the
-        order in which they come; rows of padding are left out.
+        In the order of the pairs if the batches know it (`with_indices`), otherwise in the order
+        of the batches; rows of padding are left out.
     """
     return _translate(model, _indexed(batches), search)
 
@@ -77,7 +77,7 @@ class Validator:
         validation: what to validate on.
         parallel: the devices that share the loss.
         hosts: the processes, of which the first translates.
-        before: called before each batch with what is done; what it raises ends the validation.
+        before: called before each batch with a description; it may raise to end the validation.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Validator:
         nll, count = (sum(float(part) for part in parts) for parts in zip(*sums, strict=True))
         bleu = None
         if self.validation.bleu is not None:
-            # On one device: search is no part of what they share.
+            # On one device: the devices do not share the search.
             here = self.parallel.here(params)
             bleu = self.hosts.first(lambda: self._bleu(nnx.merge(self.graph, here)))
         return nll / max(count, 1.0), bleu
@@ -142,7 +142,7 @@ class Validator:
 
 
 def _indexed(batches: Any) -> Iterator[tuple[np.ndarray, Any]]:
-    """Batches with each row's place among the pairs, −1 for padding."""
+    """Batches with each row's position among the pairs, −1 for padding."""
     if hasattr(batches, "with_indices"):
         yield from batches.with_indices()
         return
