@@ -3,8 +3,8 @@
     python tools/interrupt_training.py --kills 60 --interrupts 30 --size small
     python tools/interrupt_training.py --interrupts 30 --size default --tsv pairs.tsv
 
-A run is killed (SIGKILL) or interrupted (Ctrl-C) again and again, each time after a random time
-from its start, and continued. Every interrupt must end with exit code 130 and the command that
+A run is killed (SIGKILL) or interrupted (Ctrl-C) again and again, each time at a random moment
+after it has begun to read its corpus, and continued. Every interrupt must end with exit code 130 and the command that
 continues the run. Each run that comes to its end must have the checkpoint, the model and the log
 of an undisturbed run, bit for bit; then a new one is started. With `--size default` the runs are
 only interrupted and resumed, because they take long.
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TextIO
 
 SMALL = {
     "about": "Compiles three shapes, validates often and saves often: every phase takes its time.",
@@ -42,7 +43,28 @@ COMMAND = "from regard.cli import main; main()"
 TIMELESS = ("step", "epoch", "learning_rate", "train_loss", "valid_loss", "valid_bleu")
 
 
-def start(words: list[str], cache: Path) -> subprocess.Popen:
+class Run:
+    """`regard train` in a process, whose stderr is a file, so that it can be looked at."""
+
+    def __init__(self, words: list[str], cache: Path) -> None:
+        self.err = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = start(words, cache, self.err)
+
+    def wait(self) -> str:
+        self.process.communicate()
+        self.err.seek(0)
+        return self.err.read()
+
+    def begun(self) -> bool:
+        """Waits for the first line on stderr; False where the process ends before."""
+        while os.fstat(self.err.fileno()).st_size == 0:
+            if self.process.poll() is not None:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+def start(words: list[str], cache: Path, err: TextIO) -> subprocess.Popen:
     environment = os.environ | {
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -51,9 +73,7 @@ def start(words: list[str], cache: Path) -> subprocess.Popen:
         "PYTHONFAULTHANDLER": "1",
     }
     command = [sys.executable, "-c", COMMAND, "train", *words]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=err, env=environment)
 
 
 def outcome(folder: Path) -> tuple:
@@ -91,23 +111,24 @@ def main() -> None:
         (work / "small.json").write_text(json.dumps(SMALL), encoding="utf-8")
         fresh += ["--recipe", str(work / "small.json")]
         for name in ("warm", "whole"):  # the second finds its programs compiled, as the others do
+            running = Run([str(work / name), *fresh], cache)
+            assert running.begun()
             begun = time.monotonic()
-            process = start([str(work / name), *fresh], cache)
-            _, err = process.communicate()
-            assert process.returncode == 0, err
+            err = running.wait()
+            assert running.process.returncode == 0, err
             longest = time.monotonic() - begun
         expected = outcome(work / "whole")
-    print(f"up to {longest:.1f} s after the start of the process, seed {options.seed}", flush=True)
+    print(f"up to {longest:.1f} s after the first line, seed {options.seed}", flush=True)
 
     signals = ["kill"] * options.kills + ["interrupt"] * options.interrupts
     draw.shuffle(signals)
     run, finished, failures, phases, slowest = 0, 0, [], {}, 0.0
 
-    def complete(process: subprocess.Popen, folder: Path) -> None:
+    def complete(running: Run, folder: Path) -> None:
         nonlocal run, finished
-        _, err = process.communicate()
-        if process.returncode != 0:
-            failures.append(f"{folder.name}: exit code {process.returncode}: {err[-2000:]}")
+        err = running.wait()
+        if running.process.returncode != 0:
+            failures.append(f"{folder.name}: code {running.process.returncode}: {err[-2000:]}")
         elif expected is not None and outcome(folder) != expected:
             failures.append(f"{folder.name}: other numbers than the undisturbed run")
         else:
@@ -117,21 +138,22 @@ def main() -> None:
     while signals:
         folder = work / f"run{run}"
         resumes = (folder / "settings.json").exists()
-        process = start([str(folder), *(["--resume"] if resumes else fresh)], cache)
-        # In the first seconds the process only imports; half of a run's time is left for progress.
-        time.sleep(draw.uniform(min(2.0, longest / 4), longest))
-        if process.poll() is not None:
-            complete(process, folder)
+        running = Run([str(folder), *(["--resume"] if resumes else fresh)], cache)
+        if running.begun():
+            time.sleep(draw.uniform(0.0, longest))
+        if running.process.poll() is not None:
+            complete(running, folder)
             continue
         what = signals.pop()
-        process.send_signal(signal.SIGKILL if what == "kill" else signal.SIGINT)
+        running.process.send_signal(signal.SIGKILL if what == "kill" else signal.SIGINT)
         begun = time.monotonic()
-        _, err = process.communicate()
+        err = running.wait()
         if what == "kill":
             continue
         slowest = max(slowest, time.monotonic() - begun)
-        if process.returncode == 0 and "finished" in err and "stopping" not in err:
-            signals.append(what)  # it had ended by itself in the meantime
+        code = running.process.returncode
+        if code in (0, -signal.SIGINT) and (folder / "curves.png").exists():
+            signals.append(what)  # the run had ended, and Python was shutting down
             continue
         begins = [line for line in err.splitlines() if line.startswith(("step ", "compiling"))]
         phase = begins[-1].split(" ")[0] if begins else "before the first step"
@@ -139,11 +161,11 @@ def main() -> None:
         saves = (folder / "settings.json").exists()
         last = err.strip().splitlines()[-1] if err.strip() else ""
         promised = f"regard train {folder} --resume" if saves else "stopped."
-        if process.returncode != 130 or promised not in last or "Traceback" in err:
-            failures.append(f"{folder.name}: interrupt, code {process.returncode}: {err[-2000:]}")
-        print(f"interrupt: code {process.returncode}, {last!r}", flush=True)
+        if code != 130 or promised not in last or "Traceback" in err:
+            failures.append(f"{folder.name}: interrupt, code {code}: {err[-2000:]}")
+        print(f"interrupt in {phase!r}: code {code}, {last!r}", flush=True)
     if options.size == "small":
-        complete(start([str(work / f"run{run}"), *(["--resume"] if
+        complete(Run([str(work / f"run{run}"), *(["--resume"] if
                  (work / f"run{run}" / "settings.json").exists() else fresh)], cache),
                  work / f"run{run}")  # fmt: skip
     print(f"{options.kills} kills, {options.interrupts} interrupts (slowest {slowest:.1f} s)")

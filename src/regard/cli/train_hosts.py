@@ -28,16 +28,10 @@ def launch_of(
     coordinator: str | None, processes: int | None, process: int | None, distributed: bool
 ) -> "Launch | None":
     """The other processes, by options or environment; None: there are none."""
-    with plain_errors():
-        from regard.seq2seq.distributed.launch import find_launch
+    from regard.seq2seq.distributed.launch import find_launch
 
-        return find_launch(
-            os.environ,
-            coordinator=coordinator,
-            processes=processes,
-            process=process,
-            distributed=distributed,
-        )
+    asked = dict(coordinator=coordinator, processes=processes, process=process)
+    return find_launch(os.environ, **asked, distributed=distributed)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

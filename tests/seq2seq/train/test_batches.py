@@ -177,9 +177,7 @@ def test_errors(options, message):
 def test_a_state_of_something_else_is_refused(other, named):
     options = dict(pairs=pairs_of([(3, 3)] * 20), tokens=64)
     state = Batches(**options).state()
-    with pytest.raises(
-        ValueError, match=f"only with the pairs and settings .* Got {named}"
-    ):
+    with pytest.raises(ValueError, match=f"only with the pairs and settings .* Got {named}"):
         Batches(**{**options, **other}).restore(state)
 
 

@@ -132,15 +132,19 @@ def command(folder: Path, recipe: str | None, resume: bool, **options: Any) -> N
 
     Example: regard train runs/fr --tsv fra.txt --recipe tatoeba
     """
-    asked = _asked(options)
+    with train_run.plain_errors(folder):
+        _train(folder, recipe, resume, options)
+
+
+command.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def _train(folder: Path, recipe: str | None, resume: bool, options: dict[str, Any]) -> None:
     from regard.seq2seq.train.settings import Settings
 
-    launch = train_hosts.launch_of(
-        options["coordinator"],
-        options["processes"],
-        options["process_id"],
-        bool(options["distributed"]),
-    )
+    asked = _asked(options)
+    addresses = (options[name] for name in ("coordinator", "processes", "process_id"))
+    launch = train_hosts.launch_of(*addresses, bool(options["distributed"]))
     with train_hosts.taking_part(launch, folder) as hosts:
         console = Console(stderr=True, highlight=False, quiet=not hosts.leads)
         if launch is not None:
@@ -151,19 +155,12 @@ def command(folder: Path, recipe: str | None, resume: bool, **options: Any) -> N
             return pick(folder, recipe, asked).to_json()
 
         settings = Settings.from_json(hosts.first(chosen))
+        axis = options["model_axis"] or 1
         result, _ = train_run.run_training(
-            settings,
-            folder,
-            console,
-            resume=resume,
-            hosts=hosts,
-            model_axis=options["model_axis"] or 1,
+            settings, folder, console, resume=resume, hosts=hosts, model_axis=axis
         )
         if hosts.leads:
             train_run.conclude(folder, result)
-
-
-command.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _asked(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
