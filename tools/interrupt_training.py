@@ -4,10 +4,10 @@
     python tools/interrupt_training.py --interrupts 30 --size default --tsv pairs.tsv
 
 A run is killed (SIGKILL) or interrupted (Ctrl-C) again and again, each time at a random moment
-after it has begun to read its corpus, and continued. Every interrupt must end with exit code 130 and the command that
-continues the run. Each run that comes to its end must have the checkpoint, the model and the log
-of an undisturbed run, bit for bit; then a new one is started. With `--size default` the runs are
-only interrupted and resumed, because they take long.
+after it has begun to read its corpus, and continued. Every interrupt must end with exit code 130
+and the command that continues the run. Each run that comes to its end must have the checkpoint,
+the model and the log of an undisturbed run, bit for bit; then a new one is started. With `--size
+default` runs are only interrupted and resumed, because they take long.
 """
 
 import argparse

@@ -35,18 +35,18 @@ def model_folder(folder: str | Path | None = None) -> Path:
         found = bundled_folder()
         if not found.is_dir():
             raise FileNotFoundError(
-                f"this installation of regard has no English-French model: {found} does not "
-                "exist. Fix: install regard again, or name the folder of a trained model."
+                f"this installation of regard comes without its English-French model: {found} is "
+                "not there. Fix: install regard again, or name the folder of a trained model."
             )
     else:
         found = Path(folder)
         if not found.is_dir():
-            what = "is a file" if found.exists() else "does not exist"
+            what = "is a file" if found.exists() else "is not there"
             raise FileNotFoundError(f"a model is a folder with {_list(FILES)}. {found} {what}.")
         if (found / "checkpoints").is_dir() and not (found / "model").is_dir():
             raise FileNotFoundError(
-                f"the run in {found} has not ended, and so has no folder model yet. "
-                f"Fix: regard train {found} --resume."
+                f"the run in {found} has not come to its end, and only then has a folder model. "
+                f"Fix: continue it with regard train {found} --resume."
             )
         if (found / "model").is_dir():
             found = found / "model"
