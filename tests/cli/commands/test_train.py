@@ -164,7 +164,7 @@ def test_a_folder_with_a_run_is_not_written_over(whole, files):
     before = (folder / "log.csv").read_bytes()
     result = invoke(folder, *options(files))
     assert result.exit_code == 1
-    assert "--resume goes on with it" in result.stderr
+    assert "--resume continues it" in result.stderr
     assert (folder / "log.csv").read_bytes() == before
 
 

@@ -118,8 +118,10 @@ def _signature() -> inspect.Signature:
             )
             found.append((_name(flag), kind | None, None, option))
     return inspect.Signature(
-        inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, info])
-        for name, kind, default, info in found
+        [
+            inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, info])
+            for name, kind, default, info in found
+        ]
     )
 
 
@@ -143,8 +145,11 @@ def _train(folder: Path, recipe: str | None, resume: bool, options: dict[str, An
     from regard.seq2seq.train.settings import Settings
 
     asked = _asked(options)
-    addresses = (options[name] for name in ("coordinator", "processes", "process_id"))
-    launch = train_hosts.launch_of(*addresses, bool(options["distributed"]))
+    coordinator, processes, process = (
+        options[name] for name in ("coordinator", "processes", "process_id")
+    )
+    distributed = bool(options["distributed"])
+    launch = train_hosts.launch_of(coordinator, processes, process, distributed)
     with train_hosts.taking_part(launch, folder) as hosts:
         console = Console(stderr=True, highlight=False, quiet=not hosts.leads)
         if launch is not None:

@@ -52,8 +52,9 @@ class TrainingBar(Listener):
             console=console,
             disable=not console.is_terminal,
         )
-        begun = dict(figures="", activity="building the model", since=time.monotonic())
-        self.task = self.bar.add_task("", total=None, **begun)
+        self.task = self.bar.add_task(
+            "", total=None, figures="", activity="building the model", since=time.monotonic()
+        )
 
     def __enter__(self) -> "TrainingBar":
         self.bar.start()

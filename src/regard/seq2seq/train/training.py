@@ -121,6 +121,7 @@ def train(
 
 class _Run:
     shared: RunFolder
+    state: TrainState
 
     def __init__(
         self,
@@ -143,7 +144,6 @@ class _Run:
         self.hosts = Hosts.of(parallel.devices)
         self.progress = progress if self.hosts.leads else Progress()
         self.place, self.saved = RunState(), -1
-        self.state: TrainState | None = None
         self.pending: list[Measured] = []
         self.compiled: set[tuple[int, ...]] = set()
         self.recent: deque[tuple[int, Any]] = deque(maxlen=recipe.log_every)
@@ -292,7 +292,7 @@ class _Run:
 
     def _stop(self, step: int, measured: Measured) -> None:
         """Raises, in every process, the error with the step and the cause."""
-        params = self.parallel.here(self._params())  # as they were before that step
+        params = self.parallel.here(self.state.params)  # as they were before that step
 
         def fail() -> None:
             checkpoints, batch = self.shared.checkpoints, dict(self.recent)[step]
@@ -317,12 +317,12 @@ class _Run:
             place.validated = place.step
             return
         begun = time.perf_counter()
-        loss, bleu = self.validator(self._params())
+        loss, bleu = self.validator(self.state.params)
         place.validated = place.step
         score = self._score(loss, bleu)
         is_best, keeps = place.count(score, recipe)
         if keeps:
-            self.shared.save_best(place.step, self.parallel.whole(self._params()), score)
+            self.shared.save_best(place.step, self.parallel.whole(self.state.params), score)
         seconds = time.perf_counter() - begun
         best = abs(place.best[0][0])
         self._write(
@@ -336,7 +336,7 @@ class _Run:
         report = ValidationReport(place.step, place.epoch, loss, bleu, is_best, best, seconds)
         self.progress.validated(report)
         if self.hosts.first(lambda: type(self.progress).sampled is not Progress.sampled):
-            params = self.parallel.here(self._params())
+            params = self.parallel.here(self.state.params)
             if self.hosts.leads:
                 parts = self.validator.sample(params)
                 self.progress.sampled(Sample(place.step, place.epoch, *parts))
@@ -347,17 +347,13 @@ class _Run:
         """The number that validations are compared by: the higher the better."""
         return -loss if self.recipe.stop_on == "loss" else cast(float, bleu)
 
-    def _params(self) -> Any:
-        return cast(TrainState, self.state).params
-
     # Saving and ending -----------------------------------------------------------------------
 
     def save(self, data: dict[str, Any]) -> None:
         """Writes a checkpoint, after verifying that every step so far was finite."""
         self._settle()
         begun, place = time.perf_counter(), self.place
-        state = cast(TrainState, self.state)
-        whole = self.parallel.whole((state.params, state.optimizer))
+        whole = self.parallel.whole((self.state.params, self.state.optimizer))
         meta = {"place": dataclasses.asdict(place), "data": data}
         saved = partial(self.progress.saved, place.step)
         self.shared.save(place.step, whole, meta, self.recipe.keep, saved)
@@ -369,8 +365,8 @@ class _Run:
         place = self.place
         reason = cast(str, place.reason)
         self.progress.finished(reason)
-        last = to_named(self.parallel.whole(self._params()))
-        params, averaged = self._params(), [place.step]
+        last = to_named(self.parallel.whole(self.state.params))
+        params, averaged = self.state.params, [place.step]
         loss, bleu = None, None
         if self.validator is not None and place.best:
             steps = [step for _, step in place.best]
@@ -390,5 +386,5 @@ class _Run:
     def close(self) -> None:
         """Waits for the devices and the checkpoints' threads: none runs on after `train`."""
         with contextlib.suppress(RuntimeError):  # the step's arguments were given up to it
-            jax.block_until_ready((self.state, self.pending))
+            jax.block_until_ready((getattr(self, "state", None), self.pending))
         self.shared.close()
