@@ -1,5 +1,6 @@
 """`regard train`: a run from text to a model's folder, one continued, and everything refused."""
 
+import dataclasses
 import errno
 import io
 import json
@@ -18,9 +19,11 @@ from regard.seq2seq.corpus import Pair
 from regard.seq2seq.model.export import load_model
 from regard.seq2seq.text.tokenizer_pair import TokenizerPair
 from regard.seq2seq.train import checkpoints, runtime_options, training
+from regard.seq2seq.train.corpus_size import WIDTHS
 from regard.seq2seq.train.log import read_log
 from regard.seq2seq.train.non_finite import NonFiniteError
 from regard.seq2seq.train.progress import Plan, Sample, StepReport, ValidationReport
+from regard.seq2seq.train.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "usual_memory")
 
@@ -237,6 +240,43 @@ def test_options_reach_the_settings(tmp_path, files, monkeypatch):
     assert settings.batches.tokens == 99
     assert (settings.recipe.learning_rate, settings.recipe.epochs) == (0.5, 4)
     assert settings.recipe.warmup_steps == 7
+
+
+def test_every_option_sets_a_field_that_there_is_and_is_explained_alone():
+    known = json.loads(Settings.named("default").to_json())
+    known["model"] = dataclasses.asdict(Settings.named("default").config(100, 100))
+    for rows in train._OPTIONS.values():
+        for flag, _, _, fields, text in rows:
+            for field in fields.split():
+                part, key = field.split(".")
+                assert key in known[part], flag
+            assert text[0].isupper(), flag
+            assert text.endswith("."), flag
+    patience = "Stop after this many validations without improvement (0 = never)."
+    help_text = " ".join(invoke("--help").output.replace("│", " ").split())
+    assert patience in help_text
+
+
+def test_what_is_asked_for_is_not_scaled(files, tmp_path, monkeypatch):
+    seen = []
+
+    def caught(settings, folder, console, **where):
+        seen.append(settings)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(train_run, "run_training", caught)
+    tsv = ("--tsv", files / "pairs.tsv")
+    invoke(tmp_path, *tsv)
+    invoke(tmp_path, *tsv, "--encoder", 64, "--vocab", 4000, "--valid-fraction", 0.01)
+    invoke(tmp_path, *tsv, "--recipe", "tatoeba")
+    default, chosen, named = seen
+    assert {"tokenizer.size", *WIDTHS, "recipe.warmup_steps"} <= set(default.scaled)
+    assert default.data.valid_at_least == 100
+    assert not set(chosen.scaled) & {"tokenizer.size", *WIDTHS}, "the widths go together"
+    assert "recipe.warmup_steps" in chosen.scaled
+    assert (chosen.tokenizer.size, chosen.model["encoder"]) == (4000, 64)
+    assert (chosen.data.valid_fraction, chosen.data.valid_at_least) == (0.01, 0)
+    assert named.scaled == ()
 
 
 def told(terminal: bool) -> str:
