@@ -88,7 +88,7 @@ def batches_of(work: dict[str, np.ndarray], name: str) -> list[tuple[np.ndarray,
 
 def regard_programs(work: dict[str, np.ndarray]) -> tuple[Programs, dict[str, object]]:
     """As `regard train` and `regard translate` run it, widths rounded up to the buckets."""
-    from regard.seq2seq.train.host_memory import keep_freed_memory
+    from regard.seq2seq.train.runtime_options import keep_freed_memory
 
     keep_freed_memory()  # before JAX is used
     import importlib.metadata

@@ -19,7 +19,7 @@ from regard.cli.app import app
 from regard.cli.commands import serve
 from regard.playground.headers import THIS_MACHINE
 from regard.playground.server import Playground
-from regard.seq2seq.train import host_memory
+from regard.seq2seq.train import runtime_options
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,7 +41,9 @@ def ran(monkeypatch):
         seen.append((playground, listening.getsockname()))
 
     monkeypatch.setattr(serve, "_run", run)
-    monkeypatch.setattr(host_memory, "give_back_freed_memory", lambda: False)  # not of these tests
+    monkeypatch.setattr(
+        runtime_options, "give_back_freed_memory", lambda: False
+    )  # not of these tests
 
     def command(*arguments):
         result = CliRunner().invoke(app, ["serve", "--port", "0", *arguments])

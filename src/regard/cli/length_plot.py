@@ -24,7 +24,7 @@ def draw_lengths(curves: dict[str, Sequence[dict[str, Any]]], path: Path) -> Pat
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from regard.seq2seq.model.export import replace_file
+    from regard.atomic_file import write_atomically
 
     kept = {name: [one for one in bins if one["bleu"] is not None] for name, bins in curves.items()}
     used = next(iter(kept.values()))
@@ -58,5 +58,5 @@ def draw_lengths(curves: dict[str, Sequence[dict[str, Any]]], path: Path) -> Pat
     axes.spines[["top", "right"]].set_visible(False)
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=150)
-    replace_file(path, drawn.getvalue())
+    write_atomically(path, drawn.getvalue())
     return path

@@ -1,7 +1,7 @@
-"""`regard train` in several processes: meeting, agreeing on the vocabulary, and leaving.
+"""`regard train` in several processes: connecting, agreeing on the vocabulary, and ending.
 
-What is told here is what happens when another process is gone. Meeting and agreeing themselves are
-regard.seq2seq's launch.py and hosts.py.
+This file reports the loss of another process. Connecting and agreeing are regard.seq2seq's
+launch.py and hosts.py.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from regard.cli.train_run import plain_errors
+from regard.cli.train_signals import AbortMessage
 
 if TYPE_CHECKING:
     from regard.seq2seq.distributed.hosts import Hosts
@@ -26,29 +27,22 @@ if TYPE_CHECKING:
 def launch_of(
     coordinator: str | None, processes: int | None, process: int | None, distributed: bool
 ) -> "Launch | None":
-    """What the options or the environment say of other processes; None: there are none."""
-    with plain_errors():
-        from regard.seq2seq.distributed.launch import find_launch
+    """The other processes, by options or environment; None: there are none."""
+    from regard.seq2seq.distributed.launch import find_launch
 
-        return find_launch(
-            os.environ,
-            coordinator=coordinator,
-            processes=processes,
-            process=process,
-            distributed=distributed,
-        )
+    asked = dict(coordinator=coordinator, processes=processes, process=process)
+    return find_launch(os.environ, **asked, distributed=distributed)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager
 def taking_part(launch: "Launch | None", folder: Path) -> Iterator["Hosts"]:
-    """The processes that train together; what goes wrong is told in a line, and ends them all.
+    """The processes that train together; an error is reported in one line and ends them all.
 
     Args:
         launch: how to find the others; None: there are none.
-        folder: the run's, to say how it is continued.
+        folder: the run's, for the command that continues it.
     """
     from regard.seq2seq.distributed.hosts import JOIN_SECONDS, Hosts, is_gone, is_known_to_all, join
-    from regard.seq2seq.distributed.last_words import LastWords
 
     if launch is None:
         with plain_errors(folder):
@@ -59,19 +53,19 @@ def taking_part(launch: "Launch | None", folder: Path) -> Iterator["Hosts"]:
 
     meeting = launch.coordinator or "where JAX looked for them"
     late = (
-        f"error: not all processes came to {meeting} within {JOIN_SECONDS} s (that is what "
-        f"{launch.found_in} said). Fix: start every one of them, with the same coordinator."
+        f"error: not all processes connected to {meeting} within {JOIN_SECONDS} s (by what "
+        f"{launch.found_in} said). Fix: start all of them, with the same coordinator."
     )
     gone = (
-        "another process of this run is gone, so this one stops too. From the last checkpoint it "
-        f"goes on with: regard train {folder} --resume (in every process, as many as you like)"
+        "another process of this run is gone, so this one stops too. Continue from the last "
+        f"checkpoint with: regard train {folder} --resume (in any number of processes)"
     )
     known = False
-    with LastWords(late) as words:
+    with AbortMessage(late) as message:
         try:
             with plain_errors(folder):
                 hosts = join(launch)
-                words.change(f"error: {gone}")
+                message.change(f"error: {gone}")
                 try:
                     yield hosts
                 except Exception as error:
@@ -84,17 +78,17 @@ def taking_part(launch: "Launch | None", folder: Path) -> Iterator["Hosts"]:
                 _leave(error)
             raise
         finally:
-            jax.distributed.shutdown()  # waits for the others, who are on their way here too
+            jax.distributed.shutdown()  # waits until the others have come here, too
 
 
 def _leave(error: BaseException) -> None:
-    """Ends this process at once, so that the others notice: they do not know of the error."""
+    """Ends this process at once, so that the others, which have no error, notice it."""
     code = getattr(error, "exit_code", 1)
     if not isinstance(error, typer.Exit):
         traceback.print_exception(error)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not by sys.exit: on its way out JAX would wait for the others, and they wait for this one.
+    # Not by sys.exit: JAX would wait for the others in its teardown, and they for this one.
     os._exit(code)
 
 
@@ -105,7 +99,7 @@ def the_first_ones(
 
     Args:
         hosts: the processes.
-        tokenizers: called in the first one; None: it has none.
+        tokenizers: called in the first process; None: it has none.
     """
     from regard.seq2seq.text.tokenizer_pair import FILE, TokenizerPair
 
@@ -128,14 +122,14 @@ def the_first_ones(
 
 
 def must_be_the_same(hosts: "Hosts", what: str, mine: Any) -> None:
-    """Refuses to train on other data than the first process has.
+    """Refuses to train on other data than the first process.
 
     Raises:
-        ValueError: this process has something else.
+        ValueError: this process has other data.
     """
     theirs = hosts.first(lambda: mine)
     if theirs != mine:
         raise ValueError(
-            f"every process must have the same {what}. Process {hosts.process} has read others "
-            "than process 0. Fix: the same files and options for each."
+            f"every process must have the same {what}. Those of process {hosts.process} differ "
+            "from those of process 0. Fix: the same files and options for each."
         )

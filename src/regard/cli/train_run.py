@@ -1,7 +1,7 @@
-"""A training run as the terminal sees it, from settings to the model's folder and the curves.
+"""A training run on the terminal, from settings to the model's folder and the curves.
 
-Shared by `regard train` and `regard demo`; the options are train.py, the bar is
-train_progress.py.
+Shared by `regard train` and `regard demo`. The options are in train.py, the bar in
+train_progress.py, Ctrl-C in train_signals.py.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from regard.cli.failures import one_line_errors
+from regard.cli.train_signals import StopRequest
 
 if TYPE_CHECKING:
     from regard.seq2seq.distributed.hosts import Hosts
@@ -32,51 +33,71 @@ def run_training(
     hosts: "Hosts | None" = None,
     model_axis: int = 1,
 ) -> tuple["Result", "Prepared"]:
-    """Prepares, trains with a bar, and leaves tokenizer and settings in the run's folder.
+    """Prepares and trains with a progress bar; saves tokenizers and settings in the run's folder.
 
     Args:
         settings: the run's.
         folder: where it is kept.
-        console: where it is told.
-        resume: whether there is a run already, to go on with.
-        hosts: the processes that train together, of which the first tells and writes; None: one.
-        model_axis: so many devices share the parameters.
+        console: where progress is shown.
+        resume: whether there is a run already, to continue.
+        hosts: the processes that train together, of which the first reports and writes; None: one.
+        model_axis: how many devices share the parameters.
     """
     from regard.cli.terminal.train_progress import TrainingBar
     from regard.seq2seq.distributed.hosts import Hosts
-    from regard.seq2seq.train import host_memory
-    from regard.seq2seq.train.training import train
 
-    host_memory.keep_freed_memory()
     hosts = hosts or Hosts()
-    ready = _prepared(settings, folder, console, resume, hosts)
+    with contextlib.ExitStack() as stack:
+        stop = None
+        if hosts.processes == 1:
+            stop = stack.enter_context(StopRequest(lambda: stopped_line(folder)))
+        from regard.seq2seq.model.export import add_checksums
+        from regard.seq2seq.text import tokenizer_pair
+        from regard.seq2seq.train import runtime_options
+        from regard.seq2seq.train.run_folder import run_lock
+        from regard.seq2seq.train.training import train
 
-    def save() -> None:
-        # The settings come last: a folder that has them has all that --resume needs.
-        ready.tokenizers.save(folder)
-        settings.save(folder)
+        runtime_options.keep_freed_memory()
 
-    hosts.first(save)
-    bar = TrainingBar(console, ready.tokenizers) if hosts.leads else None
-    with bar or contextlib.nullcontext():
-        result = train(
-            ready.config,
-            settings.recipe,
-            ready.batches,
-            folder,
-            validation=ready.validation,
-            resume=True,  # whether there is a run was asked before anything was written
-            progress=bar,
-            model_axis=model_axis,
-        )
-    hosts.first(lambda: ready.tokenizers.save(folder / "model"))
+        def lock() -> None:
+            stack.enter_context(run_lock(folder))
+
+        hosts.first(lock)
+        ready = _prepared(settings, folder, console, resume, hosts)
+
+        def save() -> None:
+            # The settings come last: a folder that has them has all that --resume needs.
+            ready.tokenizers.save(folder)
+            ready.settings.save(folder)
+
+        hosts.first(save)
+        bar = TrainingBar(console, ready.tokenizers) if hosts.leads else None
+        stack.enter_context(bar or contextlib.nullcontext())
+        with stop.between_steps() if stop else contextlib.nullcontext():
+            result = train(
+                ready.config,
+                ready.settings.recipe,
+                ready.batches,
+                folder,
+                validation=ready.validation,
+                resume=True,  # whether there is a run was checked before anything was written
+                progress=bar,
+                stop=stop.made if stop else lambda: False,
+                model_axis=model_axis,
+            )
+
+        def complete() -> None:
+            ready.tokenizers.save(folder / "model")
+            add_checksums(folder / "model", tokenizer_pair.FILE)
+
+        hosts.first(complete)
     return result, ready
 
 
 def _prepared(
     settings: "Settings", folder: Path, console: Console, resume: bool, hosts: "Hosts"
 ) -> "Prepared":
-    """What the run starts from, the same in every process."""
+    """Tokenizers, batches and validation, the same in every process."""
     from regard.cli import train_hosts
     from regard.seq2seq.text import tokenizer_pair
     from regard.seq2seq.train.prepare import prepare
@@ -92,8 +113,8 @@ def _prepared(
     with _reading(console) as progress:
         ready = prepare(settings, tokenizers=tokenizers, say=_say(console), progress=progress)
     if tokenizers is None:
-        # Each has learned them, all at once, and from the same text; should two differ, this
-        # process reads the text again with the first one's.
+        # Each process has learned them from the same text. Where they differ all the same, this
+        # process encodes the text again with those of the first.
         tokenizers = train_hosts.the_first_ones(hosts, lambda: ready.tokenizers)
         if tokenizers != ready.tokenizers:
             ready = prepare(settings, tokenizers=tokenizers)
@@ -103,9 +124,16 @@ def _prepared(
     return ready
 
 
+def stopped_line(folder: Path | None) -> str:
+    """What is said when Ctrl-C has ended a run."""
+    if folder is None or not (folder / "settings.json").exists():  # stopped while it prepared
+        return "stopped."
+    return f"stopped. Continue with: regard train {folder} --resume"
+
+
 @contextlib.contextmanager
 def plain_errors(folder: Path | None = None) -> Iterator[None]:
-    """What can go wrong with files, disks and numbers, as one line and exit code 1."""
+    """Reports errors of files, disks and numbers in one line, with exit code 1."""
     with one_line_errors():
         from regard.seq2seq.train.checkpoints import CheckpointError
         from regard.seq2seq.train.non_finite import NonFiniteError
@@ -115,13 +143,12 @@ def plain_errors(folder: Path | None = None) -> Iterator[None]:
         except (CheckpointError, NonFiniteError) as error:
             raise ValueError(str(error)) from error
         except KeyboardInterrupt:
-            what = "" if folder is None else f" Go on with: regard train {folder} --resume"
-            typer.echo(f"stopped.{what}", err=True)
+            typer.echo(stopped_line(folder), err=True)
             raise typer.Exit(130) from None
 
 
 def conclude(folder: Path, result: "Result") -> None:
-    """What came of it, where it is, and what to type next."""
+    """Prints the result, its folder, and the next command."""
     from regard.seq2seq.train.curves import draw_curves
 
     steps = ", ".join(map(str, result.averaged))
@@ -131,7 +158,7 @@ def conclude(folder: Path, result: "Result") -> None:
     typer.echo(f"model: {folder / 'model'} ({kept}{scores})")
     try:
         typer.echo(f"curves: {draw_curves(folder / 'log.csv', folder / 'curves.png')}")
-    except (ImportError, ValueError) as error:  # a picture is no reason to fail
+    except (ImportError, ValueError) as error:  # a missing picture is no failure
         typer.echo(f"no curves: {error}", err=True)
     typer.echo(f'next: regard translate --model {folder / "model"} "..."')
 
@@ -142,7 +169,7 @@ def _say(console: Console) -> Callable[[str], None]:
 
 @contextlib.contextmanager
 def _reading(console: Console) -> Iterator[Callable[[int, float | None], None]]:
-    """A bar while a corpus is read; gone when it is done."""
+    """A bar while a corpus is read; it disappears at the end."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=16),

@@ -17,7 +17,7 @@ from regard.seq2seq.alignment import Links
 from regard.seq2seq.corpus import Pair
 from regard.seq2seq.metrics import AlignmentScore, Score
 from regard.seq2seq.text.tokenizer_pair import TokenizerPair
-from regard.seq2seq.train import held_out, host_memory
+from regard.seq2seq.train import held_out, runtime_options
 from regard.seq2seq.train.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -43,7 +43,7 @@ def shown(tmp_path_factory):
     (folder / "out" / "run").mkdir(parents=True)
     (folder / "out" / "run" / "settings.json").write_text("an earlier run's", encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_memory, "keep_freed_memory", lambda: False)
+        patch.setattr(runtime_options, "keep_freed_memory", lambda: False)
         patch.setitem(sys.modules, "regard.seq2seq.translator", missing_bundle())
         words = ["--folder", folder / "out", "--recipe", recipe, "--held-out", "10"]
         return CliRunner().invoke(app, [str(word) for word in words]), folder / "out"

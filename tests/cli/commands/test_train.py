@@ -1,5 +1,6 @@
 """`regard train`: a run from text to a model's folder, one continued, and everything refused."""
 
+import dataclasses
 import errno
 import io
 import json
@@ -17,10 +18,12 @@ from regard.cli.terminal import train_progress
 from regard.seq2seq.corpus import Pair
 from regard.seq2seq.model.export import load_model
 from regard.seq2seq.text.tokenizer_pair import TokenizerPair
-from regard.seq2seq.train import checkpoints, host_memory, training
+from regard.seq2seq.train import checkpoints, runtime_options, training
+from regard.seq2seq.train.corpus_size import WIDTHS
 from regard.seq2seq.train.log import read_log
 from regard.seq2seq.train.non_finite import NonFiniteError
 from regard.seq2seq.train.progress import Plan, Sample, StepReport, ValidationReport
+from regard.seq2seq.train.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "usual_memory")
 
@@ -48,7 +51,7 @@ TINY = {
 def usual_memory():
     """The tests' process goes on after a run: it keeps the C library's own settings."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_memory, "keep_freed_memory", lambda: False)
+        patch.setattr(runtime_options, "keep_freed_memory", lambda: False)
         yield
 
 
@@ -83,10 +86,12 @@ def test_a_run_leaves_all_that_is_promised(whole):
     names = {path.name for path in folder.iterdir()}
     assert names >= {"settings.json", "tokenizer.json", "log.csv", "curves.png", "model"}
     assert {path.name for path in (folder / "model").iterdir()} == {
+        "SHA256SUMS",
         "config.json",
         "model.safetensors",
         "tokenizer.json",
     }
+    assert "tokenizer.json" in (folder / "model" / "SHA256SUMS").read_text()
     config = load_model(folder / "model").config
     tokenizers = TokenizerPair.load(folder / "model")
     assert (config.source_vocab, config.target_vocab) == (
@@ -117,7 +122,7 @@ def test_a_run_is_continued_with_its_own_settings(whole, files):
     shutil.rmtree(halves / "model")
     second = invoke(halves, "--resume", "--max-steps", 6)
     assert second.exit_code == 0, second.output
-    assert "from step 3 on" in second.stderr
+    assert "continued from step 3" in second.stderr
     assert [row["train_nll"] for row in read_log(halves / "log.csv")] == [
         row["train_nll"] for row in read_log(folder / "log.csv")
     ]
@@ -132,8 +137,8 @@ def test_a_run_is_continued_with_its_own_settings(whole, files):
         (["--tsv", "missing.tsv"], "missing.tsv"),
         (["--tsv", "BAD"], "bad.tsv:2"),
         (["--tsv", "EMPTY"], "empty"),
-        (["--source", "TSV"], "come in twos, source and target. Got no target"),
-        (["--tsv", "TSV", "--grammar"], "from one place. Got tsv and grammar"),
+        (["--source", "TSV"], "need both source and target. Got no target"),
+        (["--tsv", "TSV", "--grammar"], "from one source. Got tsv and grammar"),
         (["--tsv", "TSV", "--recipe", "nobody"], "one of default, demo"),
         (["--tsv", "TSV", "--attention", "multi"], "attention must be one of 'additive'"),
         (["--tsv", "TSV", "--vocab", "3"], ""),
@@ -162,7 +167,7 @@ def test_a_folder_with_a_run_is_not_written_over(whole, files):
     before = (folder / "log.csv").read_bytes()
     result = invoke(folder, *options(files))
     assert result.exit_code == 1
-    assert "--resume goes on with it" in result.stderr
+    assert "--resume continues it" in result.stderr
     assert (folder / "log.csv").read_bytes() == before
 
 
@@ -237,6 +242,43 @@ def test_options_reach_the_settings(tmp_path, files, monkeypatch):
     assert settings.recipe.warmup_steps == 7
 
 
+def test_every_option_sets_a_field_that_there_is_and_is_explained_alone():
+    known = json.loads(Settings.named("default").to_json())
+    known["model"] = dataclasses.asdict(Settings.named("default").config(100, 100))
+    for rows in train._OPTIONS.values():
+        for flag, _, _, fields, text in rows:
+            for field in fields.split():
+                part, key = field.split(".")
+                assert key in known[part], flag
+            assert text[0].isupper(), flag
+            assert text.endswith("."), flag
+    patience = "Stop after this many validations without improvement (0 = never)."
+    help_text = " ".join(invoke("--help").output.replace("│", " ").split())
+    assert patience in help_text
+
+
+def test_what_is_asked_for_is_not_scaled(files, tmp_path, monkeypatch):
+    seen = []
+
+    def caught(settings, folder, console, **where):
+        seen.append(settings)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(train_run, "run_training", caught)
+    tsv = ("--tsv", files / "pairs.tsv")
+    invoke(tmp_path, *tsv)
+    invoke(tmp_path, *tsv, "--encoder", 64, "--vocab", 4000, "--valid-fraction", 0.01)
+    invoke(tmp_path, *tsv, "--recipe", "tatoeba")
+    default, chosen, named = seen
+    assert {"tokenizer.size", *WIDTHS, "recipe.warmup_steps"} <= set(default.scaled)
+    assert default.data.valid_at_least == 100
+    assert not set(chosen.scaled) & {"tokenizer.size", *WIDTHS}, "the widths go together"
+    assert "recipe.warmup_steps" in chosen.scaled
+    assert (chosen.tokenizer.size, chosen.model["encoder"]) == (4000, 64)
+    assert (chosen.data.valid_fraction, chosen.data.valid_at_least) == (0.01, 0)
+    assert named.scaled == ()
+
+
 def told(terminal: bool) -> str:
     """What the bar prints of a short run."""
     tokenizers = TokenizerPair.train([Pair("the [red] cat", "le chat rouge")], kind="word")
@@ -262,15 +304,52 @@ def test_the_bar_has_loss_speed_time_and_best():
     assert "loss 1.750" in text
     assert "4,321 tokens/s" in text
     assert "left" in text
-    assert "best BLEU 33.3" in text
+    assert "BLEU 33.3" in text
     assert "40/100" in text
+
+
+def test_the_bar_says_what_is_compiled_and_for_how_long(monkeypatch):
+    now = iter(range(0, 10_000, 65))
+    monkeypatch.setattr(train_progress.time, "monotonic", lambda: float(next(now)))
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None)
+    bar = train_progress.TrainingBar(console, None)
+    bar.started(Plan(2, 50, None, 1234, 1, 0))
+    bar.doing("compiling batches of 64 × 8 (1 of 3)")
+    console.print(bar.bar)
+    assert "0/100 compiling batches of 64 × 8 (1 of 3), 1:05" in out.getvalue()
+    bar.doing("training")
+    out.truncate(0)
+    console.print(bar.bar)
+    assert "compiling" not in out.getvalue()
+
+
+def test_the_bar_fits_80_columns(monkeypatch):
+    """With the largest figures that occur."""
+    now = iter([0.0, 0.0, 1.0, *[19001.0] * 20])
+    monkeypatch.setattr(train_progress.time, "monotonic", lambda: next(now))
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system=None)
+    bar = train_progress.TrainingBar(console, None)
+    bar.started(Plan(30, 9_999, None, 1234, 1, 0))
+    bar.best = 33.33
+    bar.stepped(StepReport(1_000, 0, 12.5, 12.25, 1.0, 1e-3, 123_456.0))
+    bar.stepped(StepReport(101_000, 0, 12.5, 12.25, 1.0, 1e-3, 123_456.0))
+    console.print(bar.bar)
+    bar.doing("compiling batches of 2048 × 128 (10 of 10)")
+    console.print(bar.bar)
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("step ━")]
+    assert len(lines) == 2
+    assert all(len(line.rstrip()) <= 80 and "…" not in line for line in lines), lines
+    assert "101000/299970 loss 12.250 123,456 tokens/s" in lines[0]
+    assert lines[0].rstrip().endswith("10:30:04 left BLEU 33.3")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_sample_is_drawn_in_words(terminal):
     text = told(terminal)
     assert "1,234 parameters" in text
-    assert "from step 10 on" in text
+    assert "continued from step 10" in text
     assert "the [red] cat" in text
     assert "→ le chat rouge (as the reference)" in text
     assert "1.0" in text  # a cell of its map

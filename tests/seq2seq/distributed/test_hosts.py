@@ -26,7 +26,7 @@ from regard.seq2seq.distributed.devices import DataParallel
 from regard.seq2seq.distributed.hosts import Hosts, is_gone, is_known_to_all
 from regard.seq2seq.distributed.launch import Launch, find_launch
 from regard.seq2seq.model.dropout import ShareOfRows, drop
-from regard.seq2seq.train import host_memory
+from regard.seq2seq.train import runtime_options
 from regard.seq2seq.train.checkpoints import Store
 from regard.seq2seq.train.log import read_log
 
@@ -178,7 +178,7 @@ def killed(launcher, corpus, tmp_path_factory) -> SimpleNamespace:
 def run_here(*words: object) -> None:
     """`regard train` in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_memory, "keep_freed_memory", lambda: False)
+        patch.setattr(runtime_options, "keep_freed_memory", lambda: False)
         done = CliRunner().invoke(app, ["train", *map(str, words)])
     assert done.exit_code == 0, done.output
 
@@ -224,7 +224,7 @@ def test_several_processes_go_on_with_it(killed, alone, launcher, tmp_path, coun
     assert [process.returncode for process in running] == [0] * count, err
     assert f"{count} processes, found in the options" in err
     assert f"parameters on {count} devices" in err
-    assert f"from step {killed.step} on" in err
+    assert f"continued from step {killed.step}" in err
     assert f"finished: {killed.goal} steps are done" in err
     assert f"model: {folder / 'model'}" in out
     assert [err for _, err in others] == [""] * (count - 1), "only process 0 speaks"
@@ -255,25 +255,6 @@ with taking_part(launch_of(f"127.0.0.1:{port}", 2, number, False), Path("the-run
     assert_told(end_of(second), "the-run")
     first.communicate(timeout=WAIT)
     assert first.returncode == -signal.SIGTERM
-
-
-def test_last_words_are_said_by_an_aborted_process_and_by_no_other():
-    code = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-from last_words import LastWords
-with LastWords("not these") as words:
-    words.change("the last\\nwords")
-    if sys.argv[2] == "abort":
-        os.abort()
-    if sys.argv[2] == "kill":
-        os.kill(os.getpid(), 9)
-"""
-    ends = {"abort": (-signal.SIGABRT, "the last words\n"), "kill": (-9, ""), "end": (0, "")}
-    for how, expected in ends.items():
-        words = [sys.executable, "-c", code, str(SOURCE / "regard" / "seq2seq"), how]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT)
-        assert (done.returncode, done.stderr) == expected, how
 
 
 # ---------------------------------------------------------------------------------------------

@@ -152,12 +152,12 @@ def test_a_batch_is_a_pytree():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(buckets=()), "buckets are different widths of at least 2"),
-        (dict(buckets=(8, 8)), "buckets are different widths of at least 2"),
+        (dict(buckets=()), "buckets must be different widths, each at least 2"),
+        (dict(buckets=(8, 8)), "buckets must be different widths, each at least 2"),
         (dict(tokens=0), "tokens and rows must be positive. Got tokens=0, rows=8."),
-        (dict(process=2, processes=2), "process counts from 0 to processes - 1"),
+        (dict(process=2, processes=2), "process must be below processes"),
         (dict(processes=3), "rows=8, processes=3. Fix: rows=24."),
-        (dict(buckets=(2, 3)), "1 pairs, none of them within the longest bucket, 3 tokens."),
+        (dict(buckets=(2, 3)), "1 pairs, none of which fits into the longest bucket, 3 tokens."),
     ],
 )
 def test_errors(options, message):
@@ -177,9 +177,7 @@ def test_errors(options, message):
 def test_a_state_of_something_else_is_refused(other, named):
     options = dict(pairs=pairs_of([(3, 3)] * 20), tokens=64)
     state = Batches(**options).state()
-    with pytest.raises(
-        ValueError, match=f"a state goes with the pairs and settings .* Got {named}"
-    ):
+    with pytest.raises(ValueError, match=f"only with the pairs and settings .* Got {named}"):
         Batches(**{**options, **other}).restore(state)
 
 

@@ -64,8 +64,8 @@ def test_the_recipes_that_there_should_be():
         ({"model": {"decoders": 1}}, "some.json: .*decoders"),
         ({"model": {"attention": "dot", "decoder": 8}}, "decoder must be 2 · encoder"),
         ({"recipe": {"epochs": 0}}, "some.json: epochs must be at least 1. Got 0."),
-        ({"data": {"tsv": "a", "grammar": 3}}, "from one place. Got tsv and grammar"),
-        ({"data": {"source": "a"}}, "come in twos, source and target. Got no target"),
+        ({"data": {"tsv": "a", "grammar": 3}}, "from one source. Got tsv and grammar"),
+        ({"data": {"source": "a"}}, "need both source and target. Got no target"),
         ({"data": {"valid_fraction": 0}}, "valid_fraction must be in (0, 1). Got 0"),
     ],
 )

@@ -19,7 +19,7 @@ import pytest
 from regard.seq2seq.train.checkpoints import CheckpointError, Store
 from regard.seq2seq.train.log import Log, read_log
 from regard.seq2seq.train.progress import Progress
-from regard.seq2seq.train.run_folder import RunFolder
+from regard.seq2seq.train.run_folder import RunFolder, run_lock
 from regard.seq2seq.train.training import train
 from seq2seq import reversing
 from seq2seq.tiny import kept_programs  # noqa: F401, a fixture
@@ -175,7 +175,7 @@ def test_a_finished_run_says_so_at_once(short_run):
 def test_another_run_in_the_folder_is_refused(short_run):
     folder, recipe, _ = short_run
     arguments = (reversing.training_data(), folder)
-    with pytest.raises(FileExistsError, match=r"a run in .* already. Fix: resume=True"):
+    with pytest.raises(FileExistsError, match=r"already has a run\. Fix: resume=True"):
         train(reversing.CONFIG, recipe, *arguments)
     other = dataclasses.replace(reversing.CONFIG, decoder=24, attention="bilinear")
     with pytest.raises(ValueError, match="decoder 32, not 24, attention 'additive', not"):
@@ -289,8 +289,98 @@ def test_an_old_checkpoint_that_is_damaged_does_not_stop_a_run(short_run, tmp_pa
     folder = tmp_path / "run"
     shutil.copytree(source, folder)
     (folder / "checkpoints" / "8" / "meta" / "metadata").unlink()
-    RunFolder(folder, reversing.CONFIG, recipe, resume=True).prune(keep=3)
+    run = RunFolder(folder, reversing.CONFIG, recipe, resume=True)
+    run.prune(keep=3)
+    run.close()
     assert Store(folder / "checkpoints").steps() == [6, 8, 9]
+
+
+@noisy
+def test_any_damaged_file_of_a_checkpoint_means_the_one_before(store):
+    """Every file of it, the metadata too: cut, emptied, hit, replaced by other JSON, or removed."""
+    store.save(1, ARRAYS, {"which": "first"})
+    store.save(2, ARRAYS, {"which": "second", "place": {"step": 2}})
+    files = sorted(path for path in store.path(2).rglob("*") if path.is_file())
+    sound = {path: path.read_bytes() for path in files}
+    assert {"metadata", "_METADATA"} <= {path.name for path in files}
+    for path in files:
+        data = sound[path]
+        middle = bytes([data[len(data) // 2] ^ 1]) if data else b"x"
+        hit = data[: len(data) // 2] + middle + data[len(data) // 2 + 1 :]
+        for damaged in (data[: len(data) // 2], b"", hit, b"[1, 2]", b'{"checksum": 0}', None):
+            if damaged is None:
+                path.unlink()
+            else:
+                path.write_bytes(damaged)
+            messages = []
+            found = store.load_latest(messages.append)
+            if found.step == 1:
+                assert "going back to the one of step 1" in messages[0]
+                (store.folder / "2.damaged").rename(store.path(2))
+            else:  # a file that nothing depends on
+                assert found.meta == {"which": "second", "place": {"step": 2}}
+                assert path.name not in ("metadata", "_METADATA") or path.parent.name != "meta"
+            path.write_bytes(data)
+    gc.collect()
+
+
+def test_two_trainings_in_one_folder_are_refused(short_run, tmp_path):
+    """The lock goes with its process: one that was killed is not in the way."""
+    _, recipe, _ = short_run
+    folder = tmp_path / "run"
+    code = (
+        "import sys, time; from regard.seq2seq.train.run_folder import run_lock\n"
+        "with run_lock(sys.argv[1]): print('locked', flush=True); time.sleep(600)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(TESTS.parent / "src")}
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, env=environment
+    )
+    try:
+        assert other.stdout.readline() == b"locked\n"
+        with pytest.raises(FileExistsError, match=rf"another training .* \(process {other.pid}\)"):
+            RunFolder(folder, reversing.CONFIG, recipe, resume=False)
+        assert not (folder / "config.json").exists()
+    finally:
+        other.kill()
+        other.communicate()
+    RunFolder(folder, reversing.CONFIG, recipe, resume=False).close()
+    with run_lock(folder), run_lock(folder):  # `regard train` holds it, and `train` takes it
+        RunFolder(folder, reversing.CONFIG, recipe, resume=True).close()
+
+
+def test_a_full_disk_names_the_log(tmp_path):
+    log = Log(tmp_path / "log.csv")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"log\.csv"):
+            log.write(step=1, train_loss=1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_stop_between_steps_saves_and_the_run_ends_the_same(short_run, tmp_path):
+    """Asked at every step: each call of `train` makes one step."""
+    _, recipe, expected = short_run
+    folder, told = tmp_path / "run", Warned()
+    for step in range(1, 4):
+        asked = iter([False, True])
+        with pytest.raises(KeyboardInterrupt):
+            train(
+                reversing.CONFIG,
+                recipe,
+                reversing.training_data(),
+                folder,
+                resume=True,
+                stop=lambda asked=asked: next(asked),
+            )
+        assert Store(folder / "checkpoints").steps()[-1] == step
+    arguments = (reversing.CONFIG, recipe, reversing.training_data(), folder)
+    result = train(*arguments, resume=True, progress=told)
+    assert told.steps[0] == 4
+    for name, array in expected.params.items():
+        np.testing.assert_array_equal(result.params[name], array)
 
 
 @noisy

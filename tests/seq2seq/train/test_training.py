@@ -259,7 +259,9 @@ def test_learning_rates():
         (dict(schedule="inverse_sqrt"), "needs warmup_steps of at least 1. Got 0"),
         (dict(schedule="cosine"), "needs max_steps, where it ends. Got None"),
         (dict(label_smoothing=1.0), r"label_smoothing must be in \[0, 1\). Got 1.0"),
-        (dict(clip_norm=0.0), "must be positive. Got learning_rate 0.001, clip_norm 0.0"),
+        (dict(clip_norm=0.0), "positive and finite. Got learning_rate 0.001, clip_norm 0.0"),
+        (dict(learning_rate=float("nan")), "positive and finite. Got learning_rate nan"),
+        (dict(seed=2**70), "seed must be between 0 and"),
         (dict(average=0), "average must be at least 1. Got 0"),
         (dict(validate_every=0), "validate_every must be at least 1, or None. Got 0"),
     ],
@@ -290,7 +292,8 @@ def test_a_model_is_read_as_it_was_written(name, tmp_path):
     assert again.config == model.config
     for a, b in zip(*(jax.tree.leaves(nnx.state(m)) for m in (model, again)), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    names = ["SHA256SUMS", "config.json", "model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_float16_is_half_the_size_and_nearly_the_same(tmp_path):
@@ -312,6 +315,7 @@ def test_what_is_no_model_is_refused(tmp_path):
         load_model(tmp_path)
     save_model(tmp_path, random_model())
     other = save_model(tmp_path / "other", random_model(CONFIGS["deep"]))
+    (tmp_path / "SHA256SUMS").unlink()  # it notices all that follows, too
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_bytes((other / "config.json").read_bytes())
     with pytest.raises(ValueError, match=r"upper\.0\.bias: expected \[24\], got nothing"):

@@ -1,5 +1,6 @@
-"""`regard export`: a model as a folder that others can read, checked before it is called done."""
+"""`regard export`: a model as a folder that others can read, verified after writing."""
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,23 +14,24 @@ from regard.cli.terminal.waiting import waiting
 if TYPE_CHECKING:
     from regard.seq2seq.translator import Translator
 
-CARD = "README.md"  # the model card: what a licence asks to be named travels with the model
+# A model card has the attribution that a license asks for: it must come with the model.
+CARDS = ("CARD.md", "README.md", "LICENSE")
 
 
 def command(
     model: Annotated[Path, typer.Argument(help="Folder of a model or of a training run.")],
-    out: Annotated[
-        Path, typer.Argument(help="Folder to write; it must not be there, or be empty.")
-    ],
+    out: Annotated[Path, typer.Argument(help="Folder to write; it must not exist, or be empty.")],
     float16: Annotated[
-        bool, typer.Option("--float16", help="Half the size; weights rounded to about 3 digits.")
+        bool,
+        typer.Option("--float16", help="Half the size; rounds weights to about 3 digits."),
     ] = False,
 ) -> None:
-    """Write a model as safetensors, config and tokenizer, and read it back to be sure."""
+    """Write a model as safetensors, config and tokenizer, then read it back to verify it."""
     with one_line_errors(), waiting("loading the model") as wait:
         _check_free(out)
-        from regard.seq2seq.model.export import save_model
+        from regard.seq2seq.model.export import add_checksums, save_model
         from regard.seq2seq.model.model_folder import model_folder
+        from regard.seq2seq.text.tokenizer_pair import FILE
         from regard.seq2seq.translator import Translator
 
         given = Translator.load(model)
@@ -39,12 +41,16 @@ def command(
         try:
             save_model(draft, given.model, float16=float16)
             given.tokenizers.save(draft)
-            card = model_folder(model) / CARD
-            if card.is_file():
-                shutil.copyfile(card, draft / CARD)
+            found = model_folder(model)
+            for name in CARDS:
+                if (found / name).is_file():
+                    shutil.copyfile(found / name, draft / name)
+            add_checksums(draft, FILE)
             wait.says("reading it back")
             compare(given, Translator.load(draft), float16)
-            draft.chmod(0o755)  # mkdtemp's are for nobody else
+            umask = os.umask(0)
+            os.umask(umask)
+            draft.chmod(0o777 & ~umask)  # mkdtemp gives permissions to the owner only
             if out.is_dir():
                 out.rmdir()
             draft.rename(out)
@@ -55,7 +61,7 @@ def command(
 
 
 def compare(given: "Translator", written: "Translator", float16: bool) -> None:
-    """That what was read back is what was written.
+    """Verifies that what was read back is what was written.
 
     Args:
         given: the model to export.
@@ -92,6 +98,6 @@ def compare(given: "Translator", written: "Translator", float16: bool) -> None:
 
 def _check_free(out: Path) -> None:
     if out.exists() and not out.is_dir():
-        raise FileExistsError(f"{out} is a file. Fix: name a folder that is not there.")
+        raise FileExistsError(f"{out} is a file. Fix: name a folder that does not exist.")
     if out.is_dir() and any(out.iterdir()):
-        raise FileExistsError(f"{out} has something in it. Fix: another folder, or empty it.")
+        raise FileExistsError(f"{out} is not empty. Fix: another folder, or empty it.")

@@ -68,7 +68,7 @@ def _playground(folder: Path | None, hosts: Collection[str] | None) -> "Playgrou
     from regard.cli.compile_cache import keep_compiled_programs
     from regard.playground.server import Playground
     from regard.playground.warming import planes, steps
-    from regard.seq2seq.train.host_memory import give_back_freed_memory
+    from regard.seq2seq.train.runtime_options import give_back_freed_memory
 
     give_back_freed_memory()  # a server runs for days
     keep_compiled_programs()  # so that the next start is quick

@@ -1,10 +1,11 @@
 """`regard train`: a translator from parallel text, and a run that can be stopped and continued.
 
-This file makes settings of options. What people see while it runs is train_run.py and
+This file turns options into settings. What is shown while a run proceeds is train_run.py and
 train_progress.py; the work is regard.seq2seq's.
 """
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,186 +17,139 @@ from regard.cli import train_hosts, train_run
 if TYPE_CHECKING:
     from regard.seq2seq.train.settings import Settings
 
-GRAMMAR = 30_000  # sentences, where --grammar says no number
+GRAMMAR = 30_000  # sentences, where --grammar comes without --sentences
 FREE = ("epochs", "max_steps", "patience")  # what --resume may change
 
-# The panels of --help.
-CORPUS = "What to train on"
-HELD = "What to validate on"
-WORDS = "The vocabulary"
-SIZES = "The model"
-STEPS = "The training"
-HOSTS = "Several processes"
+# For each panel of --help: option, type, smallest value, the fields of the settings, explanation.
+# Without a field, `command` uses the value itself.
+_OPTIONS: dict[str, list[tuple[str, Any, int | None, str, str]]] = {
+    "What to train on": [
+        ("--tsv", Path, None, "data.tsv", "A file with lines of source, tab, target."),
+        ("--source", Path, None, "data.source", "A file of source sentences, one per line."),
+        ("--target", Path, None, "data.target", "The file with their translations."),
+        ("--grammar", bool, None, "", "Sentences of the embedded English–French grammar."),
+        ("--sentences", int, 1, "", f"Number of sentences of the grammar (default {GRAMMAR:,})."),
+        ("--hf", str, None, "", "A Hugging Face dataset, NAME or NAME:CONFIG."),
+        ("--languages", str, None, "", "The two languages of that dataset, such as en-fr."),
+        ("--reverse", bool, None, "data.reverse", "Translate from the target to the source."),
+        ("--max-words", int, 1, "data.max_words", "Leave out sentences with more words."),
+    ],
+    "What to validate on": [
+        ("--valid-tsv", Path, None, "data.valid_tsv", "A validation file in the form of --tsv."),
+        ("--valid-source", Path, None, "data.valid_source", "Source sentences to validate on."),
+        ("--valid-target", Path, None, "data.valid_target", "The file with their translations."),
+        ("--valid-fraction", float, None, "data.valid_fraction",
+         "Without validation files: the part of the training pairs to set aside."),
+        ("--valid-sentences", int, 0, "data.valid_sentences",
+         "Validate on at most this many pairs (0 = all)."),
+    ],
+    "The vocabulary": [
+        ("--kind", str, None, "tokenizer.kind", "Pieces of words or whole words: bpe or word."),
+        ("--vocab", int, None, "tokenizer.size", "Largest number of entries of a vocabulary."),
+        ("--joint/--separate", bool, None, "tokenizer.joint",
+         "One vocabulary for both languages, or one for each."),
+        ("--case", str, None, "tokenizer.case",
+         "Upper case: keep, mark (by a token of its own) or lower."),
+    ],
+    "The model": [
+        ("--attention", str, None, "model.attention",
+         "Score of the attention: additive, dot, bilinear, gaussian or none."),
+        ("--cell", str, None, "model.cell", "Recurrent cell: gru or lstm."),
+        ("--layers", int, None, "model.encoder_layers model.decoder_layers",
+         "Number of layers of the encoder and of the decoder."),
+        ("--embedding", int, None, "model.embedding", "Width of the embeddings."),
+        ("--encoder", int, None, "model.encoder", "Width of each direction of the encoder."),
+        ("--decoder", int, None, "model.decoder", "Width of the decoder."),
+        ("--tie", str, None, "model.tie", "Embeddings that share weights: none, target or all."),
+        ("--dropout", float, None,
+         "model.embedding_dropout model.annotation_dropout model.output_dropout",
+         "Dropout rate of embeddings, encoder states and output layer."),
+        ("--dtype", str, None, "model.dtype",
+         "Type of the matrix products: auto, float32 or bfloat16."),
+    ],
+    "The training": [
+        ("--tokens", int, 1, "batches.tokens", "Target tokens per batch, padding included."),
+        ("--epochs", int, None, "recipe.epochs", "Stop after this many passes over the pairs."),
+        ("--max-steps", int, None, "recipe.max_steps", "Stop after this many steps."),
+        ("--learning-rate", float, None, "recipe.learning_rate", "Highest learning rate."),
+        ("--warmup", int, 0, "recipe.warmup_steps",
+         "Steps in which the learning rate rises to its highest value."),
+        ("--schedule", str, None, "recipe.schedule",
+         "Learning rate after warm-up: constant, inverse_sqrt, cosine or plateau."),
+        ("--label-smoothing", float, None, "recipe.label_smoothing",
+         "Probability spread evenly over the vocabulary, from 0 to 1."),
+        ("--stop-on", str, None, "recipe.stop_on",
+         "The validation figure that decides: loss or bleu."),
+        ("--patience", int, None, "recipe.patience",
+         "Stop after this many validations without improvement (0 = never)."),
+        ("--validate-every", int, None, "recipe.validate_every",
+         "Steps between validations (default: one validation per epoch)."),
+        ("--seed", int, None, "recipe.seed", "Seed of the initial parameters and of dropout."),
+    ],
+    "Several processes": [
+        ("--coordinator", str, None, "", "HOST:PORT at which process 0 listens."),
+        ("--processes", int, 1, "", "Number of processes."),
+        ("--process-id", int, 0, "", "Number of this process, from 0."),
+        ("--distributed", bool, None, "", "Let JAX find the processes: Kubernetes, TPU, MPI."),
+        ("--model-axis", int, 1, "", "Number of devices that share each matrix of parameters."),
+    ],
+}  # fmt: skip
 
 
-def _option(name: str, text: str, panel: str, **limits: int) -> Any:
-    options: dict[str, Any] = dict(help=text, rich_help_panel=panel, show_default=False, **limits)
-    return typer.Option(name, **options)
+def _name(flag: str) -> str:
+    return flag.partition("/")[0].removeprefix("--").replace("-", "_")
 
 
-def command(
-    folder: Annotated[Path, typer.Argument(metavar="RUN_FOLDER", help="Where the run is kept.")],
-    tsv: Annotated[
-        str | None, _option("--tsv", "A file of lines: source, tab, target.", CORPUS)
-    ] = None,
-    source: Annotated[
-        str | None, _option("--source", "A file of source sentences, one a line.", CORPUS)
-    ] = None,
-    target: Annotated[
-        str | None, _option("--target", "The file of their translations.", CORPUS)
-    ] = None,
-    grammar: Annotated[
-        bool, _option("--grammar", "The embedded English–French grammar.", CORPUS)
-    ] = False,
-    sentences: Annotated[
-        int | None, _option("--sentences", "How many sentences of the grammar.", CORPUS, min=1)
-    ] = None,
-    hf: Annotated[
-        str | None, _option("--hf", "A Hugging Face dataset, NAME or NAME:CONFIG.", CORPUS)
-    ] = None,
-    languages: Annotated[
-        str | None, _option("--languages", "The two sides' languages: en-fr.", CORPUS)
-    ] = None,
-    reverse: Annotated[
-        bool | None, _option("--reverse", "Translate the other way.", CORPUS)
-    ] = None,
-    max_words: Annotated[
-        int | None, _option("--max-words", "Leave out longer sentences.", CORPUS, min=1)
-    ] = None,
-    valid_tsv: Annotated[
-        str | None, _option("--valid-tsv", "A file like that of --tsv.", HELD)
-    ] = None,
-    valid_source: Annotated[
-        str | None, _option("--valid-source", "A file like that of --source.", HELD)
-    ] = None,
-    valid_target: Annotated[
-        str | None, _option("--valid-target", "A file like that of --target.", HELD)
-    ] = None,
-    valid_fraction: Annotated[
-        float | None, _option("--valid-fraction", "Else, this part of the training pairs.", HELD)
-    ] = None,
-    valid_sentences: Annotated[
-        int | None, _option("--valid-sentences", "So many of them; 0: all.", HELD, min=0)
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(help="default, demo, multi30k, tatoeba, hansards, or a JSON file."),
-    ] = None,
-    kind: Annotated[str | None, _option("--kind", "bpe or word.", WORDS)] = None,
-    vocab: Annotated[int | None, _option("--vocab", "Entries, at most.", WORDS)] = None,
-    joint: Annotated[
-        bool | None, _option("--joint/--separate", "One vocabulary, or one a side.", WORDS)
-    ] = None,
-    case: Annotated[
-        str | None, _option("--case", "keep, mark (a token of its own) or lower.", WORDS)
-    ] = None,
-    attention: Annotated[
-        str | None,
-        _option("--attention", "additive, dot, bilinear, gaussian or none.", SIZES),
-    ] = None,
-    cell: Annotated[str | None, _option("--cell", "gru or lstm.", SIZES)] = None,
-    layers: Annotated[
-        int | None, _option("--layers", "Of the encoder, and of the decoder.", SIZES)
-    ] = None,
-    embedding: Annotated[
-        int | None, _option("--embedding", "Width of the embeddings.", SIZES)
-    ] = None,
-    encoder: Annotated[
-        int | None, _option("--encoder", "Width of each of its two directions.", SIZES)
-    ] = None,
-    decoder: Annotated[
-        int | None, _option("--decoder", "Width of the decoder's state.", SIZES)
-    ] = None,
-    tie: Annotated[
-        str | None, _option("--tie", "Shared embeddings: none, target or all.", SIZES)
-    ] = None,
-    dropout: Annotated[
-        float | None, _option("--dropout", "On embeddings, annotations and output.", SIZES)
-    ] = None,
-    dtype: Annotated[str | None, _option("--dtype", "auto, float32 or bfloat16.", SIZES)] = None,
-    tokens: Annotated[
-        int | None, _option("--tokens", "Target tokens in a batch.", STEPS, min=1)
-    ] = None,
-    epochs: Annotated[int | None, _option("--epochs", "At most.", STEPS)] = None,
-    max_steps: Annotated[int | None, _option("--max-steps", "At most.", STEPS)] = None,
-    learning_rate: Annotated[
-        float | None, _option("--learning-rate", "The schedule's peak.", STEPS)
-    ] = None,
-    warmup: Annotated[
-        int | None, _option("--warmup", "Steps until the peak.", STEPS, min=0)
-    ] = None,
-    schedule: Annotated[
-        str | None,
-        _option("--schedule", "constant, inverse_sqrt, cosine or plateau.", STEPS),
-    ] = None,
-    label_smoothing: Annotated[float | None, _option("--label-smoothing", "0 to 1.", STEPS)] = None,
-    stop_on: Annotated[
-        str | None, _option("--stop-on", "What counts: loss or bleu.", STEPS)
-    ] = None,
-    patience: Annotated[
-        int | None, _option("--patience", "Validations without a better one; 0: any.", STEPS)
-    ] = None,
-    validate_every: Annotated[
-        int | None, _option("--validate-every", "Steps; else, each epoch.", STEPS)
-    ] = None,
-    seed: Annotated[int | None, _option("--seed", "Of the parameters and dropout.", STEPS)] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with the run in RUN_FOLDER, with its settings."),
-    ] = False,
-    coordinator: Annotated[
-        str | None, _option("--coordinator", "HOST:PORT, where process 0 listens.", HOSTS)
-    ] = None,
-    processes: Annotated[
-        int | None, _option("--processes", "How many there are.", HOSTS, min=1)
-    ] = None,
-    process_id: Annotated[
-        int | None, _option("--process-id", "Which one this is, from 0.", HOSTS, min=0)
-    ] = None,
-    distributed: Annotated[
-        bool, _option("--distributed", "JAX finds them: Kubernetes, TPU, MPI.", HOSTS)
-    ] = False,
-    model_axis: Annotated[
-        int, _option("--model-axis", "So many devices share the parameters.", HOSTS, min=1)
-    ] = 1,
-) -> None:
-    """Train a translator; stop it at any time, and go on with --resume.
+def _signature() -> inspect.Signature:
+    """The parameters of `command`, as Typer reads them."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    folder = typer.Argument(metavar="RUN_FOLDER", help="The folder in which the run is kept.")
+    recipe = "Named settings: default, demo, multi30k, tatoeba, hansards, or a JSON file."
+    resume = "Continue the run in RUN_FOLDER, with its settings."
+    found = [
+        ("folder", Path, inspect.Parameter.empty, folder),
+        ("recipe", str | None, None, typer.Option("--recipe", help=recipe)),
+        ("resume", bool, False, typer.Option("--resume", help=resume)),
+    ]
+    for panel, options in _OPTIONS.items():
+        for flag, kind, least, _, text in options:
+            option = typer.Option(
+                flag, min=least, help=text, rich_help_panel=panel, show_default=False
+            )
+            found.append((_name(flag), kind | None, None, option))
+    return inspect.Signature(
+        [
+            inspect.Parameter(name, keyword, default=default, annotation=Annotated[kind, info])
+            for name, kind, default, info in found
+        ]
+    )
 
-    Under Slurm, Open MPI or torchrun, the processes that were started train it together.
+
+def command(folder: Path, recipe: str | None, resume: bool, **options: Any) -> None:
+    """Train a translator; stop it at any time, and continue with --resume.
+
+    An option that is not given has the value of the recipe; without --recipe, sizes fit the corpus.
+
+    Under Slurm, Open MPI or torchrun, all processes that were started train one model together.
 
     Example: regard train runs/fr --tsv fra.txt --recipe tatoeba
     """
-    name, _, config = (hf or "").partition(":")
-    rates = dict.fromkeys(("embedding_dropout", "annotation_dropout", "output_dropout"), dropout)
-    asked: dict[str, dict[str, Any]] = {
-        "data": dict(
-            tsv=_whole(tsv), source=_whole(source), target=_whole(target),
-            hf=name or None, hf_config=config or None,
-            grammar=(sentences or GRAMMAR) if grammar else sentences,
-            languages=languages and tuple(languages.split("-")), reverse=reverse,
-            max_words=max_words, valid_tsv=_whole(valid_tsv), valid_source=_whole(valid_source),
-            valid_target=_whole(valid_target), valid_fraction=valid_fraction,
-            valid_sentences=valid_sentences,
-        ),
-        "tokenizer": dict(kind=kind, size=vocab, joint=joint, case=case),
-        "batches": dict(tokens=tokens),
-        "model": dict(
-            attention=attention, cell=cell, encoder_layers=layers, decoder_layers=layers,
-            embedding=embedding, encoder=encoder, decoder=decoder, tie=tie, dtype=dtype, **rates,
-        ),
-        "recipe": dict(
-            epochs=epochs, max_steps=max_steps, learning_rate=learning_rate, warmup_steps=warmup,
-            schedule=schedule, label_smoothing=label_smoothing, stop_on=stop_on,
-            patience=patience, validate_every=validate_every, seed=seed,
-        ),
-    }  # fmt: skip
-    asked = {
-        part: {key: value for key, value in fields.items() if value is not None}
-        for part, fields in asked.items()
-    }
+    with train_run.plain_errors(folder):
+        _train(folder, recipe, resume, options)
+
+
+command.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def _train(folder: Path, recipe: str | None, resume: bool, options: dict[str, Any]) -> None:
     from regard.seq2seq.train.settings import Settings
 
-    launch = train_hosts.launch_of(coordinator, processes, process_id, distributed)
+    asked = _asked(options)
+    coordinator, processes, process = (
+        options[name] for name in ("coordinator", "processes", "process_id")
+    )
+    distributed = bool(options["distributed"])
+    launch = train_hosts.launch_of(coordinator, processes, process, distributed)
     with train_hosts.taking_part(launch, folder) as hosts:
         console = Console(stderr=True, highlight=False, quiet=not hosts.leads)
         if launch is not None:
@@ -206,32 +160,60 @@ def command(
             return pick(folder, recipe, asked).to_json()
 
         settings = Settings.from_json(hosts.first(chosen))
+        axis = options["model_axis"] or 1
         result, _ = train_run.run_training(
-            settings, folder, console, resume=resume, hosts=hosts, model_axis=model_axis
+            settings, folder, console, resume=resume, hosts=hosts, model_axis=axis
         )
         if hosts.leads:
             train_run.conclude(folder, result)
 
 
+def _asked(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The fields of the settings that options set, by part."""
+    asked: dict[str, dict[str, Any]] = {
+        part: {} for part in ("data", "tokenizer", "batches", "model", "recipe")
+    }
+
+    def sets(fields: str, value: Any) -> None:
+        for field in fields.split():
+            part, key = field.split(".")
+            asked[part][key] = value
+
+    for flag, kind, _, fields, _ in (row for rows in _OPTIONS.values() for row in rows):
+        value = options[_name(flag)]
+        if value is not None:
+            # A path that holds in any working folder: a run may be continued from another one.
+            sets(fields, str(value.absolute()) if kind is Path else value)
+    name, _, config = (options["hf"] or "").partition(":")
+    sentences = options["sentences"] or (GRAMMAR if options["grammar"] else None)
+    languages = options["languages"] and tuple(options["languages"].split("-"))
+    for key, value in dict(
+        hf=name, hf_config=config, grammar=sentences, languages=languages
+    ).items():
+        if value:
+            sets(f"data.{key}", value)
+    return asked
+
+
 def _new(folder: Path, recipe: str | None, asked: dict[str, dict[str, Any]]) -> "Settings":
-    """The settings of a run that begins here."""
+    """The settings of a new run."""
     from regard.seq2seq.train.settings import FILE, Settings
 
     for name in (FILE, "config.json"):
         if (folder / name).exists():
             raise FileExistsError(
-                f"there is a run in {folder} already. Fix: --resume goes on with it; another "
-                "folder starts another."
+                f"{folder} already has a run. Fix: --resume continues it; use another folder to "
+                "start a new one."
             )
     settings = Settings.named(recipe or "default")
     data = asked["data"]
     if data.keys() & {"tsv", "source", "hf"} and "grammar" not in data:
-        data = {"grammar": None, **data}  # the recipe's own corpus gives way
+        data = {"grammar": None, **data}  # instead of the recipe's own corpus
     return _changed(settings, {**asked, "data": data})
 
 
 def _continued(folder: Path, recipe: str | None, asked: dict[str, dict[str, Any]]) -> "Settings":
-    """The settings that a run was begun with."""
+    """The settings that the folder's run was started with."""
     from regard.seq2seq.train.settings import FILE, Settings
 
     if not (folder / FILE).exists():
@@ -243,23 +225,26 @@ def _continued(folder: Path, recipe: str | None, asked: dict[str, dict[str, Any]
     if recipe or given:
         names = ", ".join((["recipe"] if recipe else []) + given)
         raise ValueError(
-            "--resume goes on with the settings of the run, and takes none but "
+            "--resume continues with the settings of the run, and accepts only "
             f"{', '.join(FREE)}. Got {names}. Fix: leave them out, or start another folder."
         )
     return _changed(Settings.load(folder / FILE), asked)
 
 
 def _changed(settings: "Settings", asked: dict[str, dict[str, Any]]) -> "Settings":
-    """The settings with what was asked for, checked as if they had been read from a file."""
-    parts = {
+    """The settings with the options applied, checked as if they had been read from a file."""
+    from regard.seq2seq.train.corpus_size import WIDTHS
+
+    parts: dict[str, Any] = {
         part: dataclasses.replace(getattr(settings, part), **fields)
         for part, fields in asked.items()
         if part != "model"
     }
+    given = {f"{part}.{key}" for part, fields in asked.items() for key in fields}
+    if given & set(WIDTHS):  # the widths go together
+        given |= set(WIDTHS)
+    if "data.valid_fraction" in given:
+        parts["data"] = dataclasses.replace(parts["data"], valid_at_least=0)
+    parts["scaled"] = tuple(name for name in settings.scaled if name not in given)
     changed = dataclasses.replace(settings, **parts).with_model(**asked["model"])
     return type(settings).from_json(changed.to_json(), "the options")
-
-
-def _whole(path: str | None) -> str | None:
-    """A path that holds from any folder: a run may be continued from another one."""
-    return None if path is None else str(Path(path).absolute())

@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
 from rich.text import Text
 
@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 LONGEST = 14  # words of a source whose map still fits beside them on 80 columns
+
+
+class _Activity(ProgressColumn):
+    """The latest figures; while something else than a step runs, what it is and for how long."""
+
+    def render(self, task: Task) -> Text:
+        since = task.fields["since"]
+        if since is None:
+            return Text(task.fields["figures"])
+        return Text(f"{task.fields['activity']}, {clock(time.monotonic() - since)}")
 
 
 class TrainingBar(Listener):
@@ -35,14 +45,16 @@ class TrainingBar(Listener):
         self.console, self.tokenizers, self.maps = console, tokenizers, maps
         self.best: float | None = None
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("step"),
             BarColumn(bar_width=8),  # the whole line fits 80 columns
             MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True)),
+            _Activity(table_column=Column(no_wrap=True)),
             console=console,
             disable=not console.is_terminal,
         )
-        self.task = self.bar.add_task("compiling", total=None, figures="")
+        self.task = self.bar.add_task(
+            "", total=None, figures="", activity="building the model", since=time.monotonic()
+        )
 
     def __enter__(self) -> "TrainingBar":
         self.bar.start()
@@ -61,21 +73,27 @@ class TrainingBar(Listener):
         self.first: tuple[int, float] | None = None
         devices = f" on {plan.devices} devices" if plan.devices > 1 else ""
         steps = "" if self.total is None else f", at most {self.total:,} steps"
-        begins = f", from step {plan.step:,} on" if plan.step else ""
+        begins = f", continued from step {plan.step:,}" if plan.step else ""
         self._print(f"model: {plan.parameters:,} parameters{devices}{steps}{begins}")
         self.bar.update(self.task, total=self.total, completed=plan.step)
 
+    def doing(self, what: str) -> None:
+        steps = what == "training"
+        self.bar.update(self.task, activity=what, since=None if steps else time.monotonic())
+        if what.startswith("compiling batches") and not self.console.is_terminal:
+            self._print(what)
+
     def stepped(self, report: StepReport) -> None:
-        figures = f"loss {report.nll:.3f}  {report.tokens_per_second:,.0f} tokens/s"
+        figures = f"loss {report.nll:.3f} {report.tokens_per_second:,.0f} tokens/s"
         if self.first is None:  # the steps before it were spent compiling
             self.first = report.step, time.monotonic()
         elif self.total is not None:
             step, begun = self.first
             ahead = (time.monotonic() - begun) / (report.step - step) * (self.total - report.step)
-            figures += f"  {clock(ahead)} left"
+            figures += f" {clock(ahead)} left"
         if self.best is not None:
-            figures += f"  best BLEU {self.best:.1f}"
-        self.bar.update(self.task, description="step", completed=report.step, figures=figures)
+            figures += f" BLEU {self.best:.1f}"
+        self.bar.update(self.task, completed=report.step, figures=figures, since=None)
         if not self.console.is_terminal and time.monotonic() - self.said >= 10:
             self.said = time.monotonic()
             self._print(f"step {report.step:,}: {figures}")
@@ -95,7 +113,7 @@ class TrainingBar(Listener):
         self._print(f"  {source.text}\n  → {written.text}{right}")
         places = source.word_of_token, written.word_of_token
         weights = word_weights(sample.attention, *places)
-        # A model without attention looks nowhere: all zeros.
+        # The weights of a model without attention are all zeros.
         if self.maps and len(source.words) <= LONGEST and weights.any():
             from regard.show import AttentionMap
 
@@ -109,12 +127,12 @@ class TrainingBar(Listener):
         self._print(f"finished: {reason}")
 
     def _print(self, line: str) -> None:
-        """Above the bar, as it is: a sentence may have square brackets in it."""
+        """Prints above the bar, without markup: a sentence may have square brackets in it."""
         self.console.print(Text(line))
 
 
 def clock(seconds: float) -> str:
-    """A time to wait, as a person says it.
+    """A duration as text.
 
     Example:
         >>> clock(8), clock(95), clock(7384)

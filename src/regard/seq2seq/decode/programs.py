@@ -17,7 +17,7 @@ from regard.seq2seq.decode.explaining import explain_words
 from regard.seq2seq.decode.hypotheses import Hypotheses, SearchOptions
 from regard.seq2seq.decode.search import beam_search, force, greedy
 from regard.seq2seq.model.translation_model import Model
-from regard.seq2seq.train.compiler_options import hurried, usual
+from regard.seq2seq.train.runtime_options import optimized, unoptimized
 
 
 def search(
@@ -90,5 +90,5 @@ def _explained(hurry: bool) -> Any:
 
 
 def _compiled(program: Any, hurry: bool) -> Any:
-    options = hurried() if hurry else usual()
+    options = unoptimized() if hurry else optimized()
     return jax.jit(program, static_argnums=0, compiler_options=options)

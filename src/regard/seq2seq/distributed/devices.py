@@ -1,8 +1,8 @@
-"""The devices of a run, of one process or of many: who has which rows, and which parameters.
+"""The devices of a run, in one or several processes: how they share batches and parameters.
 
-A mesh of two axes. Along "data" the devices share each batch, and along "model" each matrix of
-the parameters and of Adam's moments, where that is asked for. Every process calls the same
-methods in the same order; XLA moves what has to be moved.
+They form a mesh of two axes. Along "data" the devices share each batch; along "model" they share
+each matrix of the parameters and of Adam's moments, on request. Every process calls the same
+methods in the same order; XLA transfers the data.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,14 +17,14 @@ from regard.seq2seq.model.dropout import ShareOfRows
 
 
 class DataParallel:
-    """The devices that share a batch: each takes some of its rows.
+    """The devices that share a batch: each has some of its rows.
 
     Args:
-        devices: one or more; where there are several processes, all of all of them.
-        model: so many devices share each matrix of the parameters; 1: each device has them all.
+        devices: one or more; of several processes, all devices.
+        model: how many devices share each matrix of the parameters; 1: each device has all.
 
     Attributes:
-        count: how many share a batch.
+        count: how many devices share a batch.
 
     Raises:
         ValueError: `model` does not divide the devices.
@@ -33,14 +33,14 @@ class DataParallel:
     def __init__(self, devices: Sequence[jax.Device], model: int = 1) -> None:
         if model < 1 or len(devices) % model:
             raise ValueError(
-                "the devices that share the parameters must divide all devices. Got model axis "
+                "the model axis must divide the number of devices. Got model axis "
                 f"{model}, {len(devices)} devices. Fix: a divisor of {len(devices)}, or other "
                 "numbers of processes."
             )
         self.devices, self.model = list(devices), model
         self.count = len(devices) // model
         grid = np.array(devices).reshape(self.count, model)
-        # One axis where one will do: the programs are those of a run without parallel parameters.
+        # Only one axis if the parameters are not shared: the programs stay the same.
         self.mesh = Mesh(grid, ("data", "model")) if model > 1 else Mesh(grid[:, 0], ("data",))
         mine = [device for device in devices if device.process_index == jax.process_index()]
         self.local = mine[0]
@@ -49,9 +49,9 @@ class DataParallel:
     # To the devices --------------------------------------------------------------------------
 
     def share(self, batch: Any) -> Any:
-        """A batch on the devices, filled up with rows of padding until they divide.
+        """Puts a batch on the devices, with rows of padding so that it divides among them.
 
-        Every process has the whole batch, and gives its own devices theirs.
+        Every process has the whole batch, and gives its own devices their rows.
         """
 
         def fill(array: np.ndarray) -> np.ndarray:
@@ -62,11 +62,11 @@ class DataParallel:
         return self._put(jax.tree.map(fill, batch), lambda leaf: PartitionSpec("data"))
 
     def replicate(self, tree: Any) -> Any:
-        """A tree on every device."""
+        """Puts a tree on every device."""
         return self._put(tree, lambda leaf: PartitionSpec())
 
     def place(self, state: Any) -> Any:
-        """Parameters or moments where they belong: a part on each device, or all on all."""
+        """Puts parameters or moments on the devices: a part on each, or all on each."""
         return self._put(state, self._part)
 
     def _put(self, tree: Any, part: Callable[[Any], PartitionSpec]) -> Any:
@@ -83,7 +83,7 @@ class DataParallel:
         return jax.tree.map(pieces, tree)
 
     def _part(self, leaf: Any) -> PartitionSpec:
-        """Of a matrix, an even part of its longest axis that can be divided; else all of it."""
+        """The partition of a matrix along its longest divisible axis; of others, none."""
         axes = [axis for axis in range(np.ndim(leaf)) if np.shape(leaf)[axis] % self.model == 0]
         if self.model == 1 or np.ndim(leaf) < 2 or not axes:
             return PartitionSpec()
@@ -93,7 +93,7 @@ class DataParallel:
     # In a program ----------------------------------------------------------------------------
 
     def keep(self, state: Any) -> Any:
-        """Inside a jitted function: the result stays where `place` put it."""
+        """Inside a jitted function: constrains the result to the sharding of `place`."""
         if self.model == 1:
             return state
 
@@ -104,10 +104,10 @@ class DataParallel:
         return jax.tree.map(constrained, state)
 
     def over_rows(self, sums: Callable[..., Any]) -> Callable[..., Any]:
-        """sums(params, batch, rng) of the whole batch, from one that sums over some of its rows.
+        """sums(params, batch, rng) of a whole batch, from a function that sums over some rows.
 
         Each device runs it on its own rows, with its own rows of the random numbers; the results
-        are added up.
+        are added.
         """
         if self.count == 1:
             return sums
@@ -124,21 +124,21 @@ class DataParallel:
             mesh=self.mesh,
             in_specs=(everywhere, rows, everywhere),
             out_specs=everywhere,
-            axis_names={"data"},  # along "model" XLA decides who computes what
+            axis_names={"data"},  # along "model", XLA distributes the work
             check_vma=False,
         )
 
-    # Back ------------------------------------------------------------------------------------
+    # From the devices --------------------------------------------------------------------------
 
     def whole(self, tree: Any) -> Any:
-        """The same with every leaf whole on every device, so that any process can read it."""
+        """The same with every leaf complete on every device, so that any process can read it."""
         if self.model == 1:
             return tree
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         return jax.tree.map(jax.jit(lambda leaf: leaf, out_shardings=everywhere), tree)
 
     def here(self, tree: Any) -> Any:
-        """The same on one device of this process, for what the devices do not share: search."""
+        """The same on one device of this process, for work that is not shared, such as search."""
         if self.alone:
             return jax.device_put(tree, self.local)
         return jax.tree.map(

@@ -1,8 +1,8 @@
-"""The processes of one run, on one machine or on many: how they meet, and how they agree.
+"""The processes of one run, on one or many machines: connecting, and agreeing on results.
 
-Each has the same program and the same numbers, and JAX adds up what their devices compute. Only
-process 0 touches the run's folder: `first` lets it do something, and tells every process what
-came of it, an error too, so that all go on from the same place or all stop.
+All run the same program on the same data, and JAX adds up what their devices compute. Only
+process 0 uses the run's folder: `first` runs a function there and sends its result, or its error,
+to every process, so that all continue or all stop.
 """
 
 import json
@@ -18,13 +18,13 @@ from jax.experimental import multihost_utils
 from regard.seq2seq.distributed.launch import Launch
 
 JOIN_SECONDS = 300  # to wait for the others at the start
-HEARTBEAT_SECONDS = 20  # a process that is not heard of for so long is gone
+HEARTBEAT_SECONDS = 20  # a process that is silent for this long has ended
 
-# A message goes in pieces of these two sizes: there are two programs to compile, whatever is sent.
+# Messages are sent in pieces of these two sizes, so that only two programs are compiled.
 _SMALL, _LARGE = 1 << 12, 1 << 22
 _LENGTH = 8  # bytes of a message's length, before its first piece
 
-# XLA's errors begin with their kind; in these someone does not answer.
+# XLA's errors begin with their kind; these mean that a process does not answer.
 _GONE = re.compile(r"[A-Z_]+: .*(gloo|nccl|coordination|connection|socket|heartbeat)", re.I | re.S)
 
 _KNOWN = "Every process of the run stops with this error."
@@ -33,11 +33,11 @@ _Value = TypeVar("_Value")
 
 
 class FirstFailed(ValueError):
-    """Process 0 could not do it; the message is process 0's."""
+    """Process 0 failed; the message is that of its error."""
 
 
 class Hosts:
-    """The processes of a run; without arguments, one alone.
+    """The processes of a run; by default a single one.
 
     Example:
         >>> from regard.seq2seq.distributed.hosts import Hosts
@@ -45,8 +45,8 @@ class Hosts:
         'done by process 0'
 
     Args:
-        processes: how many there are.
-        process: which one this is.
+        processes: their number.
+        process: the index of this one.
     """
 
     def __init__(self, processes: int = 1, process: int = 0) -> None:
@@ -57,31 +57,31 @@ class Hosts:
         """The processes that these devices belong to.
 
         Raises:
-            ValueError: they are not all that JAX knows of, nor this one alone.
+            ValueError: they are neither those of all processes nor those of this one.
         """
         owners = {device.process_index for device in devices}
         if owners == {jax.process_index()}:
             return cls()
         if owners != set(range(jax.process_count())):
             raise ValueError(
-                "devices must be those of this process, or of every process. Got devices of "
+                "devices must be those of this process or of all processes. Got devices of "
                 f"{sorted(owners)}, and there are {jax.process_count()} processes."
             )
         return cls(jax.process_count(), jax.process_index())
 
     @property
     def leads(self) -> bool:
-        """Whether this is process 0, which writes and speaks."""
+        """Whether this is process 0, which writes files and reports."""
         return self.process == 0
 
     def first(self, work: Callable[[], _Value]) -> _Value:
-        """Process 0 does some work, and every process gets the result.
+        """Process 0 runs a function, and every process gets the result.
 
         Args:
-            work: called in process 0 only; returns what JSON can hold.
+            work: called in process 0 only; returns JSON values.
 
         Raises:
-            FirstFailed: in the other processes, where it fails; in process 0, its own error.
+            FirstFailed: in the other processes, if it fails; in process 0, the error itself.
         """
         if self.processes == 1:
             return work()
@@ -100,7 +100,7 @@ class Hosts:
         raise known
 
     def first_arrays(self, work: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-        """The same for arrays by name, to the bit."""
+        """The same for arrays by name, bit for bit."""
         if self.processes == 1:
             return work()
         arrays: dict[str, np.ndarray] = {}
@@ -131,15 +131,15 @@ class Hosts:
 
 
 def join(launch: Launch) -> Hosts:
-    """Meets the other processes, before anything else is asked of JAX.
+    """Connects to the other processes; call it before any other use of JAX.
 
     Raises:
-        ValueError: it cannot be done; the message says where it was tried. Where some process
-            does not come within JOIN_SECONDS, JAX ends this one.
+        ValueError: the connection failed; the message says how it was attempted. If a process is
+            missing after JOIN_SECONDS, JAX aborts this one.
     """
-    # CPUs talk by Gloo; JAX may have been built with another default.
+    # CPUs communicate by Gloo; JAX may have been built with another default.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Or JAX takes SIGTERM for a notice that someone will ask about, and the process lives on.
+    # Otherwise JAX catches SIGTERM as a preemption notice, and the process does not end.
     jax.config.update("jax_enable_preemption_service", False)
     where: dict[str, Any] = {}
     if launch.coordinator is not None:
@@ -164,19 +164,19 @@ def join(launch: Launch) -> Hosts:
             else "--coordinator, --processes, --process-id"
         )
         raise ValueError(
-            f"the processes could not meet, by what {launch.found_in} said: "
+            f"the processes could not connect, by what {launch.found_in} said: "
             f"{str(error).splitlines()[0].rstrip('.')}. Fix: {fix}."
         ) from error
     return Hosts(jax.process_count(), jax.process_index())
 
 
 def is_known_to_all(error: BaseException) -> bool:
-    """Whether every process has this error: it came out of `Hosts.first`."""
+    """Whether every process has this error, because `Hosts.first` raised it."""
     return _KNOWN in getattr(error, "__notes__", ())
 
 
 def is_gone(error: BaseException) -> bool:
-    """Whether an error of JAX's means that another process does not answer.
+    """Whether an error of JAX means that another process does not answer.
 
     Example:
         >>> from regard.seq2seq.distributed.hosts import is_gone

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -14,11 +14,35 @@ ATTENTIONS = ("additive", "dot", "bilinear", "gaussian", "none")
 CELLS = ("gru", "lstm")
 TIES = ("none", "target", "all")
 QUERIES = ("state", "token", "conditional")
+# Above these, a configuration is a mistake: 16 million entries or units, and layers.
+MOST, MOST_LAYERS = 2**24, 1000
 DTYPES = ("auto", "float32", "bfloat16")
 
 
+class JsonFields:
+    """What a dataclass needs to be kept as a JSON file."""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, text: str, origin: str | None = None) -> Self:
+        """The inverse of to_json.
+
+        Args:
+            text: the JSON.
+            origin: what error messages call it, such as the file's name.
+        """
+        return cls(**read_fields(cls, text, origin or f"the {cls.__name__.lower()}"))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads a file that to_json's text was written to."""
+        return cls.from_json(Path(path).read_text(encoding="utf-8"), str(path))
+
+
 @dataclass(frozen=True)
-class Config:
+class Config(JsonFields):
     """What a `Model` is made of.
 
     Example:
@@ -28,22 +52,22 @@ class Config:
         True
 
     Attributes:
-        source_vocab: how many source tokens there are, pad, unk, bos and eos among them.
-        target_vocab: how many target tokens there are.
+        source_vocab: the number of source tokens, including pad, unk, bos and eos.
+        target_vocab: the number of target tokens.
         embedding: the width of the embeddings, and of the output layer before the vocabulary.
         encoder: the width of each of the encoder's two directions; an annotation is twice as wide.
         decoder: the width of the decoder's state.
-        encoder_layers: bidirectional layers, one on top of the other.
-        decoder_layers: layers of the decoder; the topmost state is the query.
+        encoder_layers: the number of stacked bidirectional layers.
+        decoder_layers: the number of layers of the decoder; the topmost state is the query.
         cell: "gru" or "lstm".
         attention: the score, "additive", "dot", "bilinear" or "gaussian"; or "none": the context
             is the encoder's last states, the same at every step. Dot and Gaussian compare states
-            as they are, so they need decoder = 2 · encoder.
+            directly, so they need decoder = 2 · encoder.
         attention_width: the additive score's hidden width h; None: the decoder's width.
-        query: what the decoder asks with. "state": s, Bahdanau's, which has not read the token
-            written last; "token": s + W y; "conditional": s after a GRU (or LSTM) of its own has
-            read y, and another one then reads the context, as in Nematus and LIUM's nmtpy: both in
-            the first layer, whose state asks then. Without attention there is no query.
+        query: of the decoder's attention. "state": s, as in Bahdanau, which has not read the last
+            token y yet; "token": s + W y; "conditional": s after a GRU (or LSTM) has read y, before
+            a second one reads the context, as in Nematus and LIUM's nmtpy: both in the first
+            layer, whose state is then the query. Without attention there is no query.
         tie: "none"; "target": the target embedding is also the output layer's kernel; "all": the
             source embedding too (one joint vocabulary).
         embedding_dropout: on the source embeddings. This one and the next two are where LIUM's
@@ -76,15 +100,17 @@ class Config:
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
-        # A file may have anything in it: kinds first, so that what follows can compare.
-        sizes = ("source_vocab", "target_vocab", "embedding", "encoder", "decoder")
-        for name in (*sizes, "encoder_layers", "decoder_layers", "attention_width"):
+        # A file may contain anything, so types come first: what follows compares.
+        sizes = ("embedding", "encoder", "decoder", "encoder_layers", "decoder_layers")
+        for name in ("source_vocab", "target_vocab", *sizes, "attention_width"):
             size = getattr(self, name)
-            if type(size) is not int and (name, size) != ("attention_width", None):
+            if (name, size) == ("attention_width", None):
+                continue
+            if type(size) is not int:
                 raise ValueError(f"{name} must be an integer. Got {size!r}.")
-        for name in ("embedding", "encoder", "decoder", "encoder_layers", "decoder_layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1. Got {getattr(self, name)}.")
+            limit = MOST_LAYERS if name.endswith("layers") else MOST
+            if not 1 <= size <= limit:
+                raise ValueError(f"{name} must be between 1 and {limit:,}. Got {size}.")
         for name in ("source_vocab", "target_vocab"):
             if getattr(self, name) <= len(SPECIAL):
                 raise ValueError(
@@ -121,7 +147,7 @@ class Config:
 
     @property
     def annotation(self) -> int:
-        """The width of the encoder's states: both directions side by side."""
+        """The width of the encoder's states: both directions concatenated."""
         return 2 * self.encoder
 
     @property
@@ -131,27 +157,9 @@ class Config:
             return jax.numpy.dtype(self.dtype)
         return jax.numpy.dtype("bfloat16" if jax.default_backend() == "gpu" else "float32")
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str, origin: str = "the configuration") -> "Config":
-        """The inverse of to_json.
-
-        Args:
-            text: the JSON.
-            origin: what error messages call it, the file's name say.
-        """
-        return cls(**read_fields(cls, text, origin))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Config":
-        """Reads a file that to_json's text was written to."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"), str(path))
-
 
 def read_fields(cls: type, text: str, origin: str) -> dict[str, Any]:
-    """The fields of a dataclass from JSON; what is missing or unknown is an error that says so."""
+    """The fields of a dataclass from JSON; missing and unknown fields are errors."""
     try:
         given = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Finding a model's folder: one that is named, a training run's, or the one in the package."""
+"""Finds a model's folder: one that is named, a training run's, or the one in the package."""
 
 from importlib import resources
 from pathlib import Path
@@ -29,7 +29,7 @@ def model_folder(folder: str | Path | None = None) -> Path:
             package.
 
     Raises:
-        FileNotFoundError: there is no such folder, or it lacks a file; the message says which.
+        FileNotFoundError: the folder or one of its files is missing; the message says which.
     """
     if folder is None:
         found = bundled_folder()
@@ -46,7 +46,7 @@ def model_folder(folder: str | Path | None = None) -> Path:
         if (found / "checkpoints").is_dir() and not (found / "model").is_dir():
             raise FileNotFoundError(
                 f"the run in {found} has not come to its end, and only then has a folder model. "
-                "Fix: go on with regard train --resume."
+                f"Fix: continue it with regard train {found} --resume."
             )
         if (found / "model").is_dir():
             found = found / "model"
@@ -59,7 +59,7 @@ def model_folder(folder: str | Path | None = None) -> Path:
 
 
 def bundled_folder() -> Path:
-    """Where the package keeps its own model."""
+    """The folder of the package's own model."""
     return Path(str(resources.files("regard.seq2seq"))) / "bundled" / LANGUAGES
 
 

@@ -26,7 +26,7 @@ def from_named(like: Any, named: dict[str, np.ndarray], origin: str) -> Any:
     Args:
         like: a tree of arrays, or of anything with a shape and a dtype.
         named: of `to_named`.
-        origin: where it comes from, for the error message.
+        origin: where the arrays come from, for the error message.
 
     Raises:
         ValueError: lists every array that is missing, unexpected or of another shape.
@@ -43,7 +43,7 @@ def from_named(like: Any, named: dict[str, np.ndarray], origin: str) -> Any:
         listed = "\n".join(problems)
         raise ValueError(
             f"the arrays of {origin} are not this model's:\n{listed}\n"
-            "Fix: the configuration that they were written with."
+            "Fix: use the configuration that they were written with."
         )
     values = [named[_name(path)].astype(leaf.dtype, copy=False) for path, leaf in leaves]
     return jax.tree.unflatten(jax.tree.structure(like), values)

@@ -1,12 +1,12 @@
 """The tokenizers of a translator, one per side or one for both, and the file they are kept in."""
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.atomic_file import write_atomically
 from regard.seq2seq.corpus.pair import Pair
 from regard.seq2seq.text.marks import Case
 from regard.seq2seq.text.tokenizer import Kind, Tokenizer
@@ -90,9 +90,7 @@ class TokenizerPair:
         }
         path = Path(folder) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
-        os.replace(unfinished, path)
+        write_atomically(path, json.dumps(content, ensure_ascii=False, indent=0))
 
     @classmethod
     def load(cls, folder: str | Path) -> "TokenizerPair":

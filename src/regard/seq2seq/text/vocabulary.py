@@ -5,6 +5,7 @@ in, and how its words are marked, is `tokenizer.py`.
 """
 
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -100,12 +101,27 @@ def check(kind: str, case: str, pieces: Sequence[str], merges: Sequence[tuple[st
     if len(known) != len(pieces):
         twice = next(piece for piece, count in Counter(pieces).items() if count > 1)
         raise ValueError(f"a vocabulary has every piece once. Got {twice!r} more than once.")
+    for piece in pieces:
+        if not piece.isascii() or not piece.isprintable():
+            bad = [c for c in piece if _controls(c)]
+            if bad:
+                raise ValueError(
+                    "a vocabulary has no control characters, which could reach a terminal. Got "
+                    f"{', '.join(ascii(c) for c in bad)} in {piece!a}."
+                )
     for left, right in merges:
         if not {left, right, left + right} <= known:
             raise ValueError(
                 "a merge is of two pieces of the vocabulary, and makes a third. Got "
                 f"{left!r} + {right!r}, and not all three are there."
             )
+
+
+def _controls(character: str) -> bool:
+    """Whether it controls a terminal or the direction of text; `normalize` removes all of these."""
+    return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or unicodedata.bidirectional(
+        character
+    ) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
 def tokenizers_package() -> Any:

@@ -1,15 +1,15 @@
-"""Sentence pairs to batches of a few fixed shapes, in an order that can be taken up again.
+"""Sentence pairs to batches of a few fixed shapes, in an order that can be continued.
 
 Own code rather than Grain: everything is in memory, an epoch's order is one permutation, and the
-whole state is three numbers; what Grain brings (reading in other processes) has nothing to do
-here. Where the numbers come from is `tokenizer.py`.
+whole state is three numbers, so that reading in other processes, Grain's purpose, has no use.
+`tokenizer.py` makes the token ids.
 """
 
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from jax import Array
 from regard.seq2seq.text.vocabulary import BOS, EOS, PAD
 
 BUCKETS = (8, 12, 16, 24, 32, 48, 64, 96)
-ROWS = 8  # a batch has a multiple of so many rows: it divides among 2, 4 or 8 devices
+ROWS = 8  # rows of a batch are a multiple of this, to divide among 2, 4 or 8 devices
 
 Ids = Sequence[int]
 Pairs = Iterable[tuple[Ids, Ids]]
@@ -27,11 +27,11 @@ Pairs = Iterable[tuple[Ids, Ids]]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Batch:
-    """Sentence pairs of about one length, padded to one shape.
+    """Sentence pairs of similar length, padded to one shape.
 
     The decoder reads `target_in`, which begins with <bos>, and at each step should write the
     token of `target_out`, which ends with <eos>. The source ends with <eos> too, so that even an
-    empty sentence has a token to look at. A row of padding has the lengths 0.
+    empty sentence has a token to attend to. A row of padding has lengths 0.
 
     Example:
         >>> from regard.seq2seq.train.batches import Batch
@@ -43,7 +43,7 @@ class Batch:
 
     Attributes:
         source: int32 (B, S).
-        source_lens: int32 (B,): how many tokens of each row are the sentence's.
+        source_lens: int32 (B,): the number of tokens in each row.
         target_in: int32 (B, T).
         target_out: int32 (B, T).
         target_lens: int32 (B,).
@@ -63,12 +63,12 @@ class Batch:
         rows: int | None = None,
         width: int | None = None,
     ) -> "Batch":
-        """One batch of the given pairs of ids, which have no <bos> and <eos> yet.
+        """One batch of pairs of ids without <bos> and <eos>.
 
         Args:
             examples: (source ids, target ids) for each row.
-            rows: how many rows, at least as many as examples; None, just as many.
-            width: the length that both sides are padded to; None, each side's longest.
+            rows: the number of rows, at least that of examples; None: the same.
+            width: the length that both sides are padded to; None: each side's longest.
 
         Raises:
             ValueError: the examples do not fit.
@@ -81,17 +81,34 @@ class Batch:
         return cls(source, source_lens, _started(target, target_lens), target, target_lens)
 
 
+class TrainingData(Protocol):
+    """What is trained on: `Batches`, or anything like it.
+
+    Each iteration gives what remains of the epoch, and the one after it the next epoch.
+    """
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def state(self) -> dict[str, Any]:
+        """The position of the iteration, as JSON values."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from there."""
+        ...
+
+
 class Batches:
-    """Batches of token pairs: by length, by token count, and to be continued.
+    """Batches of token pairs by length and token count, in an order that can be continued.
 
     A pair goes to the first bucket that both its sides fit into, <eos> included. Every batch of a
     bucket of width W is W wide on both sides and has `tokens // W` rows, rounded down to a
-    multiple of 8; the last batch of a bucket is filled up with empty rows. So there are as many
-    shapes as buckets in use, and no more to compile.
+    multiple of 8; the last batch of a bucket is filled up with empty rows. So there are only as
+    many shapes to compile as buckets in use.
 
-    Each iteration gives what is left of the epoch; the next iteration is the next epoch, in
-    another order. `state()` says where it stands: restored, even in another process, it goes on
-    with exactly the batches that would have come.
+    Each iteration gives what remains of the epoch; the next iteration is the next epoch, in
+    another order. After `restore(state())`, even in another process, exactly those batches follow
+    that would have followed.
 
     Example:
         >>> from regard.seq2seq.train.batches import Batches
@@ -110,25 +127,25 @@ class Batches:
         True
 
     Args:
-        pairs: (source ids, target ids) without <bos> and <eos>; or a function that gives them for
-            an epoch, counted from 0, where the same text has other ids each time
-            (subword_dropout.py). It is asked again after `restore`: the same epoch, the same ids.
-        tokens: how many target positions a batch has, padding included; a bucket wider than
+        pairs: (source ids, target ids) without <bos> and <eos>; or a function from the epoch,
+            counted from 0, to such pairs, where the same text has other ids in each epoch
+            (subword_dropout.py). For the same epoch it must return the same ids.
+        tokens: the target positions of a batch, padding included; a bucket wider than
             `tokens / 8` still has 8 rows.
         buckets: the widths.
         seed: of the order.
-        shuffle: a new order for each epoch; False, always the same one, shortest first.
+        shuffle: a new order for each epoch; False: always the same, shortest first.
         rows: the rows of a batch are a multiple of this.
-        process: the index of this process; it gets its share of the rows of every batch.
-        processes: how many processes there are; together their shares are the batch.
+        process: the index of this process, which gets its share of the rows of every batch.
+        processes: the number of processes; together their shares are the batch.
 
     Attributes:
-        shapes: (rows, width) of the buckets in use, or of all where epochs differ; the rows are
-            this process's.
-        too_long: the positions of the pairs that fit no bucket and are left out. Where epochs
-            differ, they are those of the latest one.
-        epoch: how many times everything has been given.
-        position: how many batches of this epoch have been given.
+        shapes: (rows, width) of the buckets in use, or of all if epochs differ; the rows are this
+            process's.
+        too_long: the positions of the pairs that fit no bucket and are left out, in the latest
+            epoch.
+        epoch: completed epochs.
+        position: batches given in this epoch.
 
     Raises:
         ValueError: no pairs are left, the rows do not divide among the processes, or an argument
@@ -174,26 +191,26 @@ class Batches:
         self._buckets = [_Bucket.of(width, found) for width, found in members.items() if found]
         if not self._buckets:
             raise ValueError(
-                "there is nothing to make batches of. Got "
-                f"{len(self.too_long)} pairs, none of them within the longest bucket, "
+                "batches need pairs that fit into a bucket. Got "
+                f"{len(self.too_long)} pairs, none of which fits into the longest bucket, "
                 f"{max(self._rows)} tokens."
             )
 
     def _of_epoch(self) -> list["_Bucket"]:
-        """The buckets of the epoch that it stands in."""
+        """The buckets of the current epoch."""
         if self._pairs_of is not None and self._filled != self.epoch:
             self._fill(self._pairs_of(self.epoch))
             self._filled = self.epoch
         return self._buckets
 
     def __len__(self) -> int:
-        """How many batches the epoch has; where epochs differ, the next may have a few more."""
+        """The number of batches in the epoch; where epochs differ, the next may have a few more."""
         buckets = self._of_epoch()
         return sum(math.ceil(len(bucket.index) / self._rows[bucket.width]) for bucket in buckets)
 
     @property
     def target_tokens(self) -> int:
-        """How many tokens the epoch's targets have, <eos> included."""
+        """The number of tokens in the epoch's targets, <eos> included."""
         return sum(int(bucket.target_lens.sum()) for bucket in self._of_epoch())
 
     def __iter__(self) -> Iterator[Batch]:
@@ -204,14 +221,14 @@ class Batches:
         """Like iterating, with each row's position among the pairs; -1 for rows of padding."""
         plan = self._plan()
         for bucket, members in plan[self.position :]:
-            # Counted before it is given: the state that is saved with a batch is the one after.
+            # Counted before the yield: the state seen with a batch is the one after it.
             self.position += 1
             if self.position == len(plan):
                 self.epoch, self.position = self.epoch + 1, 0
             yield bucket.index_of(members), bucket.batch(members)
 
     def state(self) -> dict[str, Any]:
-        """Where the iteration stands, as what JSON can hold."""
+        """The position of the iteration, as JSON values."""
         return {
             "epoch": self.epoch,
             "position": self.position,
@@ -222,19 +239,18 @@ class Batches:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from a state; iterate anew after it.
+        """Continues from a state; start a new iteration after it.
 
         Raises:
-            ValueError: the state is of other pairs, or of other batches of them.
+            ValueError: the state is of other pairs, or of other batches.
         """
         mine = self.state()
         for name in ("seed", "shuffle", "shapes", "data"):
             if state.get(name) != mine[name]:
                 raise ValueError(
-                    "a state goes with the pairs and settings that it was saved with. Got "
-                    f"{name} {state.get(name)}, here it is {mine[name]}. Fix: the corpus, "
-                    "tokenizer, subword dropout, tokens, buckets and seed of the run that is "
-                    "continued."
+                    "a state can be restored only with the pairs and settings that it was saved "
+                    f"with. Got {name} {state.get(name)}, here it is {mine[name]}. Fix: the "
+                    "corpus, tokenizer, subword dropout, tokens, buckets and seed of the run."
                 )
         before, self.epoch = self.epoch, int(state["epoch"])
         count = len(self)
@@ -244,7 +260,7 @@ class Batches:
         self.position = int(state["position"])
 
     def _checked(self) -> int:
-        """A checksum of the first epoch: with another corpus or tokenizer, it is another one."""
+        """A checksum of the first epoch, by which another corpus or tokenizer is noticed."""
         checksum = 0
         for bucket in self._buckets:
             for array in (bucket.index, bucket.source, bucket.target):
@@ -252,7 +268,7 @@ class Batches:
         return checksum
 
     def _plan(self) -> list[tuple["_Bucket", np.ndarray]]:
-        """The batches of the epoch: a bucket, and this process's rows of it, -1 for padding."""
+        """The epoch's batches: a bucket, and this process's rows of it, -1 for padding."""
         rng = np.random.default_rng([self.seed, self.epoch])
         plan = []
         for bucket in self._of_epoch():
@@ -271,7 +287,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class _Bucket:
-    """The pairs of one width, as arrays with one row of padding at the end, for index -1."""
+    """The pairs of one width, as arrays with one row of padding at the end, at index -1."""
 
     width: int
     index: np.ndarray  # int64 (n,)
@@ -303,12 +319,12 @@ class _Bucket:
 
 
 def _ended(lines: Sequence[Ids], rows: int, width: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Lines with <eos>, padded to (rows, width), and their lengths; the rows past them empty."""
+    """Lines with <eos>, padded to (rows, width), and their lengths; other rows are empty."""
     longest = max((len(line) + 1 for line in lines), default=1)
     width = longest if width is None else width
     if len(lines) > rows or longest > width:
         raise ValueError(
-            "a batch must have room for every line and its <eos>. Got "
+            "a batch must be large enough for every line and its <eos>. Got "
             f"{len(lines)} lines of up to {longest} tokens for shape [{rows}, {width}]."
         )
     ids = np.full((rows, width), PAD, np.int32)
@@ -321,7 +337,7 @@ def _ended(lines: Sequence[Ids], rows: int, width: int | None) -> tuple[np.ndarr
 
 
 def _started(target: np.ndarray, lens: np.ndarray) -> np.ndarray:
-    """Lines that end with <eos> as lines that begin with <bos>, of the same lengths."""
+    """Turns lines that end with <eos> into lines that begin with <bos>, of the same lengths."""
     shifted = np.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
     return np.where(np.arange(target.shape[1]) < lens[:, None], shifted, np.int32(PAD))
 
@@ -329,13 +345,13 @@ def _started(target: np.ndarray, lens: np.ndarray) -> np.ndarray:
 def _check(tokens: int, buckets: Sequence[int], rows: int, process: int, processes: int) -> None:
     if not buckets or min(buckets) < 2 or len(set(buckets)) != len(buckets):
         raise ValueError(
-            f"buckets are different widths of at least 2: one token and <eos>. Got {list(buckets)}."
+            f"buckets must be different widths, each at least 2 tokens. Got {list(buckets)}."
         )
     if tokens < 1 or rows < 1:
         raise ValueError(f"tokens and rows must be positive. Got tokens={tokens}, rows={rows}.")
     if not 0 <= process < processes:
         raise ValueError(
-            f"process counts from 0 to processes - 1. Got process={process}, processes={processes}."
+            f"process must be below processes. Got process={process}, processes={processes}."
         )
     if rows % processes:
         raise ValueError(

@@ -1,12 +1,14 @@
-"""Checkpoints by Orbax: each whole or not there at all, checked when it is read.
+"""Checkpoints by Orbax: each complete or absent, and verified when it is read.
 
 `Store` is a folder of numbered checkpoints, each a dictionary of arrays with a small JSON beside
-it. What goes into them is training.py's business. Of a run's processes one has a store, and Orbax
-is told that it is alone with it: it waits for no other.
+it. training.py decides what goes into them. Only one process of a run has a store, and Orbax is
+told that this process is alone, so that it waits for no other.
 """
 
+import json
 import shutil
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +27,14 @@ except ModuleNotFoundError as _error:
 
 from regard.seq2seq.model.named_arrays import checksums
 
-_MARGIN = 1 << 20  # bytes: what the files need besides the arrays
-# Ends of names. None of these folders counts as a checkpoint, and a killed process may leave them.
+_MARGIN = 1 << 20  # bytes that the files need besides the arrays
+# Suffixes of folders that are not checkpoints, and that a killed process may leave behind.
 _NEW, _OLD, _REMOVED = ".new", ".old", ".removed"
-_HALVES = (_NEW, _OLD, _REMOVED, ".orbax-checkpoint-tmp*")
+_INCOMPLETE = (_NEW, _OLD, _REMOVED, ".orbax-checkpoint-tmp*")
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written or read; the message says which, why, and what is left."""
+    """A checkpoint cannot be written or read; the message says which, why, and what remains."""
 
 
 @dataclass(frozen=True)
@@ -62,28 +64,28 @@ class Store:
         ([10], 1)
 
     Args:
-        folder: made where it is not there; what a killed process left half-written is removed.
+        folder: made if it does not exist; what a killed process left incomplete is removed.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._checkpointer = _checkpointer()
-        self._remove_halves()
+        self._remove_incomplete()
 
     def steps(self) -> list[int]:
-        """The steps that there are checkpoints of, in order."""
+        """The steps of all checkpoints, in order."""
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
 
     def path(self, step: int) -> Path:
         return self.folder / str(step)
 
     def save(self, step: int, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> None:
-        """Writes a checkpoint; one of the same step is there until the new one is whole.
+        """Writes a checkpoint; one of the same step is replaced once the new one is complete.
 
         Raises:
-            CheckpointError: it cannot be written, the disk being full, say; nothing half-written
-                is left, and all other checkpoints are as they were.
+            CheckpointError: it cannot be written (a full disk, for example). Nothing incomplete
+                remains, and all other checkpoints are unchanged.
         """
         size = sum(array.nbytes for array in arrays.values()) + _MARGIN
         free = shutil.disk_usage(self.folder).free
@@ -91,31 +93,31 @@ class Store:
         try:
             if free < size:
                 raise OSError("no space left on the device")
-            # Not to its place: Orbax would remove what is there before it begins.
+            # Under another name: Orbax removes an existing folder before it begins to write.
             self._checkpointer.save(
                 self._beside(step, _NEW),
                 args=ocp.args.Composite(
                     arrays=ocp.args.PyTreeSave(arrays),
-                    meta=ocp.args.JsonSave({**meta, "checksums": checksums(arrays)}),
+                    meta=ocp.args.JsonSave(_sealed({**meta, "checksums": checksums(arrays)})),
                 ),
                 force=True,
             )
             self._put(step)
         except Exception as error:  # tensorstore and Orbax have many kinds
-            self._remove_halves()
-            left = f"the one of step {others[-1]} is intact" if others else "there is no other one"
+            self._remove_incomplete()
+            left = f"the one of step {others[-1]} is intact" if others else "there is no other"
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: "
                 f"{_reason(error)}. It needs {_megabytes(size)}, and {_megabytes(free)} were free. "
-                f"Nothing half-written is left; {left}. Fix: make room, then go on with "
+                f"Nothing incomplete remains; {left}. Fix: make room, then continue with "
                 "resume=True."
             ) from error
 
     def load(self, step: int) -> Checkpoint:
-        """Reads a checkpoint, and checks every array's sum.
+        """Reads a checkpoint, and verifies all checksums.
 
         Raises:
-            CheckpointError: it is not there or damaged.
+            CheckpointError: it does not exist or is damaged.
         """
         meta = self.meta(step)
         expected = meta.pop("checksums")
@@ -132,17 +134,24 @@ class Store:
         return Checkpoint(step, arrays, meta)
 
     def meta(self, step: int) -> dict[str, Any]:
-        """The JSON of a checkpoint alone."""
-        return self._read(step, meta=ocp.args.JsonRestore())
+        """The JSON of a checkpoint alone; `checksums` are those of the arrays."""
+        meta = self._read(step, meta=ocp.args.JsonRestore())
+        seal = meta.pop("checksum", None)
+        if seal != _sealed(meta)["checksum"]:
+            raise CheckpointError(
+                f"the checkpoint of step {step} in {self.folder} is damaged: its metadata changed "
+                "since it was written"
+            )
+        return meta
 
     def load_latest(self, warn: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint that can be read; None where there is none at all.
+        """The newest checkpoint that can be read; None if there is none at all.
 
         Args:
-            warn: is told of each damaged one, which is set aside as "<step>.damaged".
+            warn: called with a message for each damaged one, which is renamed "<step>.damaged".
 
         Raises:
-            CheckpointError: there are some, and all are damaged.
+            CheckpointError: there are checkpoints, and all are damaged.
         """
         steps = self.steps()
         for index in reversed(range(len(steps))):
@@ -151,7 +160,7 @@ class Store:
             except CheckpointError as error:
                 if index == 0:
                     raise CheckpointError(
-                        f"{error}, and there is no older one to go back to. Fix: start anew in "
+                        f"{error}, and there is no older one to go back to. Fix: start again in "
                         "another folder."
                     ) from error
                 self._set_aside(steps[index])
@@ -159,10 +168,14 @@ class Store:
         return None
 
     def remove(self, step: int) -> None:
-        """Renames it first: whenever the process is killed, it is whole or not there."""
+        """Removes a checkpoint. It is renamed first, so that a kill cannot leave a part of it."""
         if self.path(step).exists():
             self.path(step).rename(self._beside(step, _REMOVED))
         shutil.rmtree(self._beside(step, _REMOVED), ignore_errors=True)
+
+    def close(self) -> None:
+        """Waits for Orbax's threads, and ends them."""
+        self._checkpointer.close()
 
     def _read(self, step: int, **part: Any) -> dict[str, Any]:
         (name,) = part
@@ -178,7 +191,7 @@ class Store:
         return self.folder / f"{step}{suffix}"
 
     def _put(self, step: int) -> None:
-        """The new checkpoint to its place."""
+        """Moves the new checkpoint to its final name."""
         old = self._beside(step, _OLD)
         if self.path(step).exists():
             self.path(step).rename(old)
@@ -190,22 +203,22 @@ class Store:
         shutil.rmtree(aside, ignore_errors=True)
         self.path(step).rename(aside)
 
-    def _remove_halves(self) -> None:
-        """Until none are left: when a save fails, Orbax's other threads go on for a moment."""
-        for old in self.folder.glob(f"*{_OLD}"):  # killed between the two renamings
+    def _remove_incomplete(self) -> None:
+        """Repeats until none are left: after a failed save, Orbax's threads continue briefly."""
+        for old in self.folder.glob(f"*{_OLD}"):  # the process was killed inside _put
             if not old.with_suffix("").exists():
                 old.rename(old.with_suffix(""))
         for _ in range(50):
-            halves = [path for end in _HALVES for path in self.folder.glob(f"*{end}")]
-            if not halves:
+            found = [path for end in _INCOMPLETE for path in self.folder.glob(f"*{end}")]
+            if not found:
                 return
-            for path in halves:
+            for path in found:
                 shutil.rmtree(path, ignore_errors=True)
             time.sleep(0.05)
 
 
 def _checkpointer() -> Any:
-    """Orbax's, for this process alone; it would have every process of the run take part."""
+    """Orbax's checkpointer for this process alone; by default all processes take part."""
     me = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process {me}"
@@ -218,6 +231,12 @@ def _checkpointer() -> Any:
         ),
         multiprocessing_options=alone,
     )
+
+
+def _sealed(meta: dict[str, Any]) -> dict[str, Any]:
+    """The same with a checksum over itself."""
+    text = json.dumps(meta, sort_keys=True)  # JSON of what was read from JSON is the same text
+    return {**meta, "checksum": zlib.crc32(text.encode())}
 
 
 def _reason(error: Exception) -> str:

@@ -1,7 +1,7 @@
 """The loss over a vocabulary, without an array of tokens × vocabulary in memory.
 
-Projection, softmax, loss and their gradients are made together for a few hundred tokens at a
-time, while the logits are still in cache, and only for tokens that count: padding costs nothing.
+Projection, softmax, loss and their gradients are computed together for a few hundred tokens at a
+time, while the logits are in cache, and only for tokens that count: padding costs nothing.
 """
 
 import functools
@@ -12,10 +12,10 @@ from jax import Array
 
 from regard.score.contract import accumulation_dtype
 
-# Logits that are held at once: on a CPU what its cache takes, on a GPU as good as all.
+# Logits held at once: on a CPU what fits its cache, on a GPU nearly always all.
 _AT_ONCE = {"cpu": 5 << 20}
 _AT_ONCE_ELSEWHERE = 1 << 28
-# Rows of the chunks that take what is left over by the large ones, whose rows are a multiple.
+# Rows of the small chunks, for what the large ones leave; theirs are a multiple of it.
 SMALL = 64
 
 
@@ -43,7 +43,7 @@ def cross_entropy(
         kernel: [V, E], the output embedding.
         bias: [V].
         labels: [N] integers below V.
-        counts: [N] bool, which tokens count; the others' readouts reach nothing.
+        counts: [N] bool, which tokens count; the readouts of the others have no effect.
         smoothing: ε.
     """
     return _in_chunks(readout, kernel, bias, labels, counts, smoothing, False)[0]
@@ -52,7 +52,7 @@ def cross_entropy(
 def _forward(
     readout: Array, kernel: Array, bias: Array, labels: Array, counts: Array, smoothing: float
 ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
-    # The gradient is linear in the loss's cotangent, a scalar: it can be made here already.
+    # The gradient is linear in the loss's cotangent, a scalar, so it can be computed here.
     return _in_chunks(readout, kernel, bias, labels, counts, smoothing, True)
 
 
@@ -75,7 +75,7 @@ def _in_chunks(
     smoothing: float,
     with_gradients: bool,
 ) -> tuple:
-    """The two sums, and where asked for the gradients, a chunk of tokens at a time."""
+    """The two sums and, on request, the gradients, one chunk of tokens at a time."""
     N, E = readout.shape
     at_once = _AT_ONCE.get(jax.default_backend(), _AT_ONCE_ELSEWHERE)
     large = max(at_once // kernel.shape[0] // SMALL * SMALL, SMALL)
@@ -109,7 +109,7 @@ def _in_chunks(
     sums = tuple(jnp.zeros(like.shape, wide) for like in (rows, kernel, bias))
     zero = jnp.zeros((), wide)
     state = (jnp.zeros((), jnp.int32), zero, zero, sums if with_gradients else ())
-    # Large chunks while they are full, then small ones, so that few rows are computed for nothing.
+    # Large chunks while they are full, then small ones, so that few rows are wasted.
     for chunk, spare in ((large, large - 1), (SMALL, 0)):
 
         def more_to_do(state: tuple, spare: int = spare) -> Array:
@@ -124,7 +124,7 @@ def _in_chunks(
 
 
 def _as(arrays: tuple, like: tuple) -> tuple:
-    """Each in the dtype of its counterpart."""
+    """Converts each array to the dtype of its counterpart."""
     return tuple(a.astype(b.dtype) for a, b in zip(arrays, like, strict=bool(arrays)))
 
 
@@ -154,7 +154,7 @@ def _chunk(
     at_label = jnp.arange(V, dtype=labels.dtype)[None, :] == labels[:, None]  # [C, V]
     target = jnp.where(at_label, 1.0 - smoothing + smoothing / V, smoothing / V)
     d_logits = ((jnp.exp(logits - log_total) - target) * weight).astype(kernel.dtype)
-    # As a product: a CPU sums along the first axis ten times slower.
+    # As a matrix product: a CPU sums along the first axis ten times slower.
     d_bias = jnp.matmul(
         jnp.ones((1, readout.shape[0]), kernel.dtype), d_logits, preferred_element_type=wide
     )[0]

@@ -3,17 +3,17 @@
 The log itself is log.py; Matplotlib is needed to draw, not to import this.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
+from regard.atomic_file import write_atomically
 from regard.seq2seq.train.log import read_log
 
 Curve = tuple[list[int], list[float]]
 
 
 def curve(rows: list[dict[str, str]], column: str) -> Curve:
-    """The steps at which a column of a log has a number, and the numbers.
+    """The steps at which a column of a log has a value, and the values.
 
     Example:
         >>> rows = [{"step": "20", "train_nll": "3.5"}, {"step": "40", "train_nll": ""}]
@@ -25,29 +25,32 @@ def curve(rows: list[dict[str, str]], column: str) -> Curve:
 
 
 def draw_curves(log: str | Path, picture: str | Path) -> Path:
-    """Draws a run's log.csv as a PNG: loss, and beside it BLEU where there is any.
+    """Draws a run's log.csv as a PNG: the loss and, if there is any, BLEU.
 
-    Example:
-        >>> import tempfile
-        >>> from regard.seq2seq.train.curves import draw_curves
-        >>> from regard.seq2seq.train.log import Log
-        >>> folder = tempfile.mkdtemp()
-        >>> log = Log(folder + "/log.csv")
-        >>> for step in (20, 40, 60):
-        ...     log.write(step=step, train_nll=100 / step, valid_loss=120 / step, valid_bleu=step)
-        >>> draw_curves(log.path, folder + "/curves.png").name
-        'curves.png'
+        Example:
+            >>> import tempfile
+            >>> from regard.seq2seq.train.curves import draw_curves
+            >>> from regard.atomic_file import write_atomically
+    from regard.seq2seq.train.log import Log
+            >>> folder = tempfile.mkdtemp()
+            >>> log = Log(folder + "/log.csv")
+            >>> for step in (20, 40, 60):
+            ...     log.write(
+            ...         step=step, train_nll=100 / step, valid_loss=120 / step, valid_bleu=step
+            ...     )
+            >>> draw_curves(log.path, folder + "/curves.png").name
+            'curves.png'
 
-    Args:
-        log: the file.
-        picture: the file to write, all of it or nothing.
+        Args:
+            log: the file.
+            picture: the file to write.
 
-    Returns:
-        The picture's path.
+        Returns:
+            The picture's path.
 
-    Raises:
-        ImportError: Matplotlib is not installed; the message has the pip command.
-        ValueError: the log has no numbers yet.
+        Raises:
+            ImportError: Matplotlib is not installed; the message has the pip command.
+            ValueError: the log has no numbers yet.
     """
     rows, picture = read_log(log), Path(picture)
     train, valid = curve(rows, "train_nll"), curve(rows, "valid_loss")
@@ -70,17 +73,12 @@ def draw_curves(log: str | Path, picture: str | Path) -> Path:
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    draft = picture.with_name(f".{picture.stem}.unfinished.png")
-    try:
-        figure.savefig(draft, dpi=120)
-        os.replace(draft, picture)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_atomically(picture, lambda file: figure.savefig(file, dpi=120, format="png"))
     return picture
 
 
 def _figure(panels: int) -> Any:
-    """A figure of its own: pyplot, which keeps every figure open, is not needed."""
+    """A figure without pyplot, which would keep every figure open."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""A model judged on pairs with gold alignments: BLEU, exact match and AER at once."""
+"""Evaluates a model on pairs with gold alignments: BLEU, exact match and AER."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from regard.seq2seq.train.validation import ids_of
 
 @dataclass(frozen=True)
 class Judged:
-    """What a model made of sentences it had not seen.
+    """The result of `judge`.
 
     Attributes:
         pairs: the sentences and their references.
         texts: its translations, by greedy search.
-        weights: for each pair, attention between words while it is made to write the reference:
-            (target words, source words).
+        weights: for each pair, the attention between words under forced decoding of the
+            reference: (target words, source words).
         bleu: of the texts.
-        exact: how many are the reference to the letter, in percent.
-        alignment: of the weights' largest entries against the gold links.
+        exact: how many equal their reference exactly, in percent.
+        alignment: of the largest weight of each row against the gold links.
     """
 
     pairs: list[Pair]
@@ -48,7 +48,7 @@ def judge(
     *,
     shift: Literal[0, 1] = 0,
 ) -> Judged:
-    """Translates pairs, and aligns them by where the model looks while it writes the reference.
+    """Translates pairs, and aligns them by the attention under forced decoding.
 
     Example:
         >>> from flax import nnx
@@ -63,15 +63,15 @@ def judge(
         >>> sizes = tokenizers.source.size, tokenizers.target.size
         >>> model = Model(Config(*sizes, embedding=8, encoder=8, decoder=16), rngs=nnx.Rngs(0))
         >>> found = judge(model, tokenizers, pairs, BatchSettings(tokens=64, buckets=(20,)))
-        >>> found.exact, len(found.texts)  # nothing is learned yet
+        >>> found.exact, len(found.texts)  # the model is untrained
         (0.0, 4)
 
     Args:
         model: the translator.
         tokenizers: its own.
         pairs: with gold links.
-        batches: the shapes to translate in; those that were trained with will do.
-        shift: which step speaks for a word, as for `word_weights`.
+        batches: the shapes to translate in, such as those of training.
+        shift: which step stands for a word, as for `word_weights`.
 
     Raises:
         ValueError: a pair has no gold links, or does not fit into the longest bucket.
@@ -85,7 +85,7 @@ def judge(
     if ready.too_long:
         first = pairs[ready.too_long[0]].source
         raise ValueError(
-            f"every pair to be judged must fit into a bucket. Got {len(ready.too_long)} that do "
+            f"every pair must fit into a bucket. Got {len(ready.too_long)} that do "
             f"not fit into {max(batches.buckets)} tokens, the first being {first!r}."
         )
     texts = [""] * len(pairs)
@@ -113,7 +113,5 @@ def judge(
 
 def _links_of(pair: Pair) -> Links:
     if pair.links is None:
-        raise ValueError(
-            f"a pair to be judged must have gold links. Got {pair.source!r} with none."
-        )
+        raise ValueError(f"every pair must have gold links. Got {pair.source!r} with none.")
     return pair.links

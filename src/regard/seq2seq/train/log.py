@@ -1,13 +1,14 @@
 """The run's log: a CSV file with a line for every report and every validation.
 
-A continued run goes on writing it, from the step it goes on from: what was written after that
-step is dropped, because it happens again.
+A continued run drops the lines after the step that it continues from, because those steps are
+computed again.
 """
 
 import csv
 import io
-import os
 from pathlib import Path
+
+from regard.atomic_file import named_errors, write_atomically
 
 COLUMNS = (
     "step",
@@ -24,7 +25,7 @@ COLUMNS = (
 
 
 class Log:
-    """A CSV file that can be killed at any moment and continued.
+    """A CSV file whose writer may be killed at any moment.
 
     Example:
         >>> import tempfile
@@ -39,7 +40,7 @@ class Log:
 
     Args:
         path: the file.
-        continue_at: None starts anew; a step keeps the lines up to it.
+        continue_at: None starts a new log; a step keeps the lines up to it.
     """
 
     def __init__(self, path: str | Path, continue_at: int | None = None) -> None:
@@ -48,19 +49,17 @@ class Log:
         if continue_at is not None and self.path.exists():
             kept = [row for row in read_log(self.path) if int(row["step"]) <= continue_at]
         lines = [_line(dict(zip(COLUMNS, COLUMNS, strict=True))), *(_line(row) for row in kept)]
-        draft = self.path.with_name(self.path.name + ".new")
-        draft.write_text("".join(lines), encoding="utf-8")
-        os.replace(draft, self.path)
+        write_atomically(self.path, "".join(lines))
 
     def write(self, **values: float | int | None) -> None:
         """Appends a line; a column that is not given stays empty."""
         row = {name: "" if value is None else value for name, value in values.items()}
-        with open(self.path, "a", encoding="utf-8") as file:
+        with named_errors(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(_line(row))
 
 
 def read_log(path: str | Path) -> list[dict[str, str]]:
-    """The lines of a log; a last one that was cut off while it was written is left out."""
+    """The lines of a log; an incomplete last line is left out."""
     text = Path(path).read_text(encoding="utf-8")
     whole = text[: text.rfind("\n") + 1]
     return [row for row in csv.DictReader(io.StringIO(whole)) if row["step"].isdigit()]

@@ -1,4 +1,4 @@
-"""Why a loss or a gradient is not finite: which array was the first."""
+"""Finds the cause of a non-finite loss or gradient: the first array that is not finite."""
 
 import functools
 from typing import Any
@@ -10,18 +10,42 @@ from flax import nnx
 
 from regard.seq2seq.model.named_arrays import to_named
 from regard.seq2seq.model.translation_model import Model
+from regard.seq2seq.train.recipe import Recipe
+from regard.seq2seq.train.train_step import Measured
 
 
 class NonFiniteError(FloatingPointError):
-    """A loss or gradient that is not finite; the message says at which step and why."""
+    """A loss or gradient that is not finite; the message has the step and the cause."""
+
+    @classmethod
+    def at(
+        cls, where: str, measured: Measured, cause: str, kept: str, rate: float, recipe: Recipe
+    ) -> "NonFiniteError":
+        """The error of a step.
+
+        Args:
+            where: step and epoch.
+            measured: of that step.
+            cause: of `cause_of`.
+            kept: which checkpoint is left.
+            rate: the step's learning rate.
+            recipe: the run's.
+        """
+        return cls(
+            f"training stopped at {where}: loss per token "
+            f"{float(measured.loss) / max(float(measured.count), 1.0):.4g}, gradient norm "
+            f"{float(measured.grad_norm):.4g}. Cause: {cause}. Left is {kept}. Fix: a lower "
+            f"learning_rate (it was {rate:.3g}), a longer warmup, or a lower clip_norm (it was "
+            f"{recipe.clip_norm:g})."
+        )
 
 
 def cause_of(model: Model, batch: Any, smoothing: float) -> str:
     """Runs a step's parts one after the other, without dropout, until one is not finite.
 
     Args:
-        model: with the parameters of before the step.
-        batch: the step's.
+        model: with the parameters before the step.
+        batch: the step's batch.
         smoothing: label smoothing ε.
 
     Returns:
@@ -47,7 +71,7 @@ def cause_of(model: Model, batch: Any, smoothing: float) -> str:
     )
 
 
-# In the order in which they are made: the first that is not finite is the cause of the others.
+# In the order of computation: the first that is not finite is the cause of the others.
 _PARTS = (
     "the encoder's annotations",
     "the attention's keys",

@@ -1,4 +1,4 @@
-"""The pairs of a run, from wherever its settings say: to train on, and to validate on."""
+"""Reads the pairs of a run from the corpora that its settings name."""
 
 import hashlib
 import random
@@ -20,7 +20,7 @@ from regard.seq2seq.corpus.pair import Progress
 from regard.seq2seq.train.settings import DataSettings
 
 GRAMMAR_WORDS = 15  # the grammar's longest sentence
-GRAMMAR_VALID = 200  # sentences to validate on, where nobody says how many
+GRAMMAR_VALID = 200  # sentences to validate on by default
 
 Say = Callable[[str], None]
 
@@ -28,10 +28,10 @@ Say = Callable[[str], None]
 def read_pairs(
     data: DataSettings, *, say: Say = lambda line: None, progress: Progress | None = None
 ) -> tuple[list[Pair], list[Pair]]:
-    """The pairs to train on and the pairs to validate on, brought to the form that data asks for.
+    """The pairs to train on and the pairs to validate on, in the form that `data` asks for.
 
-    Where no validation pairs are named, a part of the training pairs is set aside: by their
-    source, so that a sentence with several translations is on one side only.
+    Where no validation pairs are named, a part of the training pairs is set aside: by source, so
+    that a sentence with several translations is in one of the two only.
 
     Example:
         >>> from regard.seq2seq.train.pairs import read_pairs
@@ -41,7 +41,7 @@ def read_pairs(
         (5, 2)
 
     Args:
-        data: where they come from.
+        data: which corpora.
         say, progress: as for `prepare`.
 
     Raises:
@@ -49,14 +49,14 @@ def read_pairs(
         ValueError: data names no corpus.
     """
     strict = Cleaning(max_words=data.max_words, max_ratio=data.max_ratio)
-    # What is scored stays as it is, but for what cannot be scored at all.
+    # Validation pairs are left out only where they cannot be scored.
     lenient = Cleaning(duplicates=False, max_words=None)
     train = _read(_training(data, strict), "train", say, progress)
     held_out = _held_out(data, lenient)
     if held_out is not None:
         valid = _read(held_out, "validation", say, progress)
     else:
-        train, valid = set_aside(train, data.valid_fraction)
+        train, valid = set_aside(train, data.valid_fraction, data.valid_at_least)
         say(f"validation: {len(valid):,} of these set aside, {len(train):,} are left to train on")
     if 0 < data.valid_sentences < len(valid):
         chosen = random.Random(0).sample(range(len(valid)), data.valid_sentences)
@@ -65,7 +65,9 @@ def read_pairs(
     return [_formed(pair, data) for pair in train], [_formed(pair, data) for pair in valid]
 
 
-def set_aside(pairs: list[Pair], fraction: float) -> tuple[list[Pair], list[Pair]]:
+def set_aside(
+    pairs: list[Pair], fraction: float, at_least: int = 0
+) -> tuple[list[Pair], list[Pair]]:
     """Splits pairs in two by their source sentences: what is left, and about `fraction` of them.
 
     Example:
@@ -76,17 +78,19 @@ def set_aside(pairs: list[Pair], fraction: float) -> tuple[list[Pair], list[Pair
         (16, 4, set())
 
     Args:
-        pairs: at least two with different sources.
+        pairs: with at least two different sources.
         fraction: of the distinct sources; at least one is set aside, and one is left.
+        at_least: the smallest number, unless it is more than a tenth of the distinct sources.
     """
-    # By hash and not by place: the same sentences wherever they stand in the file.
-    sources = sorted({pair.source for pair in pairs}, key=_mark)
+    # By hash, not by position: the same sentences in any order of the file.
+    sources = sorted({pair.source for pair in pairs}, key=_hash)
     if len(sources) < 2:
         raise CorpusError(
             "to set pairs aside for validation, the corpus must have two different source "
             f"sentences. Got {len(sources)}."
         )
-    count = min(max(round(fraction * len(sources)), 1), len(sources) - 1)
+    at_least = max(min(at_least, len(sources) // 10), 1)
+    count = min(max(round(fraction * len(sources)), at_least), len(sources) - 1)
     chosen = set(sources[:count])
     left = [pair for pair in pairs if pair.source not in chosen]
     return left, [pair for pair in pairs if pair.source in chosen]
@@ -131,7 +135,7 @@ def _read(corpus: Corpus, name: str, say: Say, progress: Progress | None) -> lis
 def _formed(pair: Pair, data: DataSettings) -> Pair:
     if data.expand:
         first, second = data.languages
-        # Without links: those would be of the words before.
+        # Without links, which would refer to the words before the expansion.
         pair = Pair(expanded(pair.source, first), expanded(pair.target, second))
     if data.reverse:
         links = pair.links
@@ -142,5 +146,5 @@ def _formed(pair: Pair, data: DataSettings) -> Pair:
     return pair
 
 
-def _mark(text: str) -> bytes:
+def _hash(text: str) -> bytes:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""From files to what `train` takes: pairs, tokenizers, batches, and what is validated on."""
+"""From files to the arguments of `train`: pairs, tokenizers, batches and validation."""
 
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from regard.seq2seq.text.subword_dropout import SubwordDropout
 from regard.seq2seq.text.tokenizer_pair import TokenizerPair
 from regard.seq2seq.text.words import normalize
 from regard.seq2seq.train.batches import Batches
+from regard.seq2seq.train.corpus_size import fit
 from regard.seq2seq.train.pairs import Say, read_pairs
 from regard.seq2seq.train.settings import Settings
 from regard.seq2seq.train.validation import Validation
@@ -18,16 +19,18 @@ from regard.seq2seq.train.validation import Validation
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run starts from.
+    """The arguments of a run.
 
     Attributes:
+        settings: those given, and every field that depends on the corpus chosen.
         tokenizers: the vocabularies.
         config: the model's.
-        batches: to train on.
-        validation: to stop by.
+        batches: the training data.
+        validation: for early stopping.
         valid: the pairs of the validation, in its order.
     """
 
+    settings: Settings
     tokenizers: TokenizerPair
     config: Config
     batches: Batches
@@ -60,15 +63,18 @@ def prepare(
 
     Args:
         settings: the run's.
-        tokenizers: those of a run that is continued; None: they are learned.
-        say: is told, in a few lines, what was read, dropped and why.
+        tokenizers: those of a continued run; None: they are learned.
+        say: called with lines on what was read, and what was dropped and why.
         progress: is called now and then while a file is read.
 
     Raises:
         CorpusError: a file cannot be read as pairs; the message has file and line.
-        ValueError: the settings do not go together, with the corpus or with each other.
+        ValueError: the settings contradict each other or the corpus.
     """
     train, valid = read_pairs(settings.data, say=say, progress=progress)
+    settings, lines = fit(settings, train)
+    for line in lines:
+        say(line)
     if tokenizers is None:
         tokenizers = TokenizerPair.train(train, **vars(settings.tokenizer))
     source, target = tokenizers.source, tokenizers.target
@@ -85,7 +91,7 @@ def prepare(
         f"{f'; in other pieces each epoch, by subword dropout of {dropout:g}' if dropout else ''}"
     )
     validation, valid = _validation(settings, tokenizers, valid, say)
-    return Prepared(tokenizers, config, batches, validation, valid)
+    return Prepared(settings, tokenizers, config, batches, validation, valid)
 
 
 def encode(tokenizers: TokenizerPair, pairs: list[Pair]) -> list[tuple[list[int], list[int]]]:
@@ -96,7 +102,7 @@ def encode(tokenizers: TokenizerPair, pairs: list[Pair]) -> list[tuple[list[int]
 
 
 def _batches(settings: Settings, tokenizers: TokenizerPair, pairs: list[Pair]) -> Batches:
-    """What is trained on: the tokenizers' own pieces, or others in every epoch."""
+    """The training data: the tokenizers' own pieces, or others in every epoch."""
     dropout, options = settings.data.subword_dropout, vars(settings.batches)
     if not dropout:
         return Batches(encode(tokenizers, pairs), **options)
@@ -106,7 +112,7 @@ def _batches(settings: Settings, tokenizers: TokenizerPair, pairs: list[Pair]) -
 def _validation(
     settings: Settings, tokenizers: TokenizerPair, pairs: list[Pair], say: Say
 ) -> tuple[Validation, list[Pair]]:
-    """What is validated on, and its pairs in the order that they are translated in."""
+    """The validation, and its pairs in the order of their translations."""
     options = {**vars(settings.batches), "shuffle": False}
     ids = encode(tokenizers, pairs)
     found = Batches(ids, **options)
@@ -115,7 +121,7 @@ def _validation(
         longest = max(settings.batches.buckets)
         say(f"validation: {len(left_out):,} of them are longer than {longest} tokens: not scored")
     order = [i for i in range(len(pairs)) if i not in left_out]
-    # A run shows the first sentence of the shortest bucket: let it be the longest one in there.
+    # A run shows the first sentence of the shortest bucket: put the longest of them first.
     width = found.shapes[0][1]
     sample = max((i for i in order if max(map(len, ids[i])) < width), key=lambda i: len(ids[i][0]))
     order.sort(key=lambda i: i != sample)

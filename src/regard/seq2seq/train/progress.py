@@ -1,4 +1,4 @@
-"""What a training run tells while it runs; a progress bar, say, is a `Progress` that draws."""
+"""What a training run reports; a progress bar is a `Progress` that draws."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +8,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Plan:
-    """What is ahead, told at the start.
+    """What is ahead, reported at the start.
 
     Attributes:
         epochs: at most.
         steps_per_epoch: None where the batches do not say.
-        max_steps: at most; None: no limit but the epochs.
+        max_steps: at most; None: only the epochs limit the run.
         parameters: how many numbers the model has.
         devices: how many share the work.
         step: 0, or the step that a continued run goes on from.
@@ -101,25 +101,28 @@ class Sample:
 
 
 class Progress:
-    """The listener of a run. Every method does nothing; override what you want to hear."""
+    """The listener of a run. Every method does nothing; override those you need."""
 
     def started(self, plan: Plan) -> None:
-        """Before the first step."""
+        """Called before the first step."""
+
+    def doing(self, what: str) -> None:
+        """Called before work that may take long: "compiling …", "translating 3/12", "training"."""
 
     def stepped(self, report: StepReport) -> None:
-        """After every `Recipe.log_every` steps."""
+        """Called after every `Recipe.log_every` steps."""
 
     def validated(self, report: ValidationReport) -> None:
-        """After each validation."""
+        """Called after each validation."""
 
     def sampled(self, sample: Sample) -> None:
-        """After each validation, too."""
+        """Called after each validation, too."""
 
     def saved(self, step: int, path: Path) -> None:
-        """After each checkpoint."""
+        """Called after each checkpoint."""
 
     def warned(self, message: str) -> None:
-        """Something is not as it should be, and the run goes on: a damaged checkpoint, say."""
+        """Called when something is wrong and the run goes on: a damaged checkpoint, for example."""
 
     def finished(self, reason: str) -> None:
-        """After the last step, before the best parameters are averaged."""
+        """Called after the last step, before the best parameters are averaged."""

@@ -1,22 +1,19 @@
-"""The recipe of a training run: everything that decides its numbers besides model and data."""
+"""The recipe of a training run: everything besides model and data that determines its numbers."""
 
-import dataclasses
-import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
-from regard.seq2seq.model.config import read_fields
+from regard.seq2seq.model.config import JsonFields
 
 SCHEDULES = ("constant", "inverse_sqrt", "cosine", "plateau")
 
-# What may be changed when a run is continued: how long it goes on, and what it tells.
+# What may change when a run is continued: how long it goes on, and what it reports.
 FREE = ("epochs", "max_steps", "patience", "keep", "log_every")
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(JsonFields):
     """How to train. Adam with clipping, a schedule, label smoothing and early stopping.
 
     Example:
@@ -26,28 +23,28 @@ class Recipe:
         [0.0005, 0.001, 0.0005]
 
     Attributes:
-        epochs: passes over the data, at most.
-        max_steps: steps, at most; None: as many as the epochs have.
+        epochs: the largest number of passes over the data.
+        max_steps: the largest number of steps; None: only the epochs limit the run.
         learning_rate: the peak of the schedule.
-        warmup_steps: the rate rises linearly over so many steps, whatever comes after.
+        warmup_steps: the rate rises linearly over this many steps, before any schedule.
         schedule: "constant"; "inverse_sqrt", lr · √(warmup_steps / step); "cosine", down to
             learning_rate_floor at max_steps; "plateau": times `plateau_factor` whenever
-            `plateau_patience` validations in a row were no better.
+            `plateau_patience` validations in a row bring no improvement.
         plateau_factor, plateau_patience: of the "plateau" schedule.
         learning_rate_floor: the rate never falls below it.
         beta1, beta2, epsilon: Adam's (Kingma & Ba 2015).
         weight_decay: decoupled, times the learning rate (Loshchilov & Hutter 2019).
-        clip_norm: the gradient's norm is scaled down to at most this.
+        clip_norm: gradients with a larger norm are scaled down to it.
         label_smoothing: see `cross_entropy`.
         validate_every: steps between validations; None: one after each epoch.
-        checkpoint_every: steps between checkpoints, besides those after each validation; None:
-            only those.
-        stop_on: "loss" or "bleu", the validation's number that counts.
-        patience: stop after so many validations in a row without a better one; 0: never.
-        average: of so many of the best validations the parameters are averaged in the end.
-        keep: how many checkpoints to keep, so that a damaged one can be done without.
-        log_every: steps between lines of the log, and between looks at the loss.
-        seed: of the initial parameters and of dropout.
+        checkpoint_every: steps between checkpoints, in addition to one after each validation.
+        stop_on: "loss" or "bleu", the figure that validations are compared by.
+        patience: stop after this many validations without improvement, not counting those during
+            warm-up (0 = never).
+        average: how many of the best validations have their parameters averaged at the end.
+        keep: how many checkpoints to keep, in case one is damaged.
+        log_every: steps between lines of the log, and between checks of the loss.
+        seed: of the initial parameters and of dropout, from 0 to 2³² − 1.
     """
 
     epochs: int = 30
@@ -87,22 +84,24 @@ class Recipe:
                 raise ValueError(f"{name} must be at least 1, or None. Got {value}.")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1). Got {self.label_smoothing}.")
-        if self.learning_rate <= 0 or self.clip_norm <= 0:
+        if not (0 < self.learning_rate < math.inf and 0 < self.clip_norm < math.inf):
             raise ValueError(
-                "learning_rate and clip_norm must be positive. Got learning_rate "
+                "learning_rate and clip_norm must be positive and finite. Got learning_rate "
                 f"{self.learning_rate}, clip_norm {self.clip_norm}."
             )
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must be between 0 and 2³² − 1. Got {self.seed}.")
         if self.schedule == "inverse_sqrt" and self.warmup_steps < 1:
             raise ValueError("schedule 'inverse_sqrt' needs warmup_steps of at least 1. Got 0.")
         if self.schedule == "cosine" and self.max_steps is None:
             raise ValueError("schedule 'cosine' needs max_steps, where it ends. Got None.")
 
     def learning_rate_at(self, step: int, plateau: float = 1.0) -> float:
-        """The rate of the update after `step` updates.
+        """The learning rate of the update after `step` updates.
 
         Args:
             step: from 0.
-            plateau: the factor that the "plateau" schedule has come to.
+            plateau: the current factor of the "plateau" schedule.
         """
         count, warmup = step + 1, self.warmup_steps
         rate = self.learning_rate
@@ -118,15 +117,3 @@ class Recipe:
         elif self.schedule == "plateau":
             rate *= plateau
         return max(rate, self.learning_rate_floor)
-
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str, origin: str = "the recipe") -> "Recipe":
-        return cls(**read_fields(cls, text, origin))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Recipe":
-        """Reads a file that to_json's text was written to."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"), str(path))

@@ -1,8 +1,7 @@
-"""All that a training run starts from, in one file: data, tokenizer, batches, model, recipe.
+"""The settings of a training run in one file: data, tokenizer, batches, model, recipe.
 
-A run folder keeps it as settings.json, so that the run can be continued without repeating an
-option. A named recipe, in recipes/, is the same file without the data. How the pieces are put to
-use is prepare.py.
+A run folder keeps them as settings.json, so that the run can be continued without repeating an
+option. A named recipe, in recipes/, is the same file without the data. prepare.py uses them.
 """
 
 import dataclasses
@@ -11,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from regard.atomic_file import write_atomically
 from regard.seq2seq.corpus.grammar.chooser import Scope
-from regard.seq2seq.model.config import Config, read_fields
-from regard.seq2seq.model.export import replace_file
+from regard.seq2seq.model.config import Config, JsonFields, read_fields
 from regard.seq2seq.text.marks import Case
 from regard.seq2seq.text.tokenizer import Kind
 from regard.seq2seq.train.batches import BUCKETS
@@ -25,24 +24,25 @@ RECIPES = Path(__file__).parent / "recipes"
 
 @dataclass(frozen=True)
 class DataSettings:
-    """Where the pairs come from, and what is done to them first.
+    """Where the pairs come from, and how they are selected and changed.
 
     Attributes:
         tsv: a file of tab-separated pairs.
         source, target: two parallel files, line by line.
         hf: a dataset's name for Hugging Face `datasets`; `hf_config` its configuration.
         languages: the two sides' names in that dataset.
-        grammar: so many sentences of the embedded English–French grammar.
+        grammar: the number of sentences of the embedded English–French grammar.
         scope: of the grammar: "demo", fewer words, or "full".
-        valid_tsv, valid_source, valid_target: likewise, what is validated on.
-        valid_fraction: without those, how much of the training pairs is set aside for it.
-        valid_sentences: validate on so many of them at most, drawn at random; 0: on all.
-        reverse: translate the other way: the sides are swapped.
+        valid_tsv, valid_source, valid_target: likewise, for validation.
+        valid_fraction: without those, the part of the training pairs that is set aside.
+        valid_at_least: at least this many sentences are set aside, up to a tenth of them.
+        valid_sentences: validate on at most this many, drawn at random (0 = all).
+        reverse: swap source and target.
         expand: bring both sides to the form of word-aligned test sets (corpus/expanded.py).
         max_words: leave out pairs with more words on a side.
-        max_ratio: leave out pairs one side of which is so many times as long; None: any.
-        subword_dropout: with kind "bpe", how probably each merge is skipped, anew in every epoch:
-            for small corpora (subword_dropout.py). Training pairs only; 0: never.
+        max_ratio: leave out pairs one side of which is longer by this factor; None: keep all.
+        subword_dropout: with kind "bpe", the probability that a merge is skipped, drawn again in
+            every epoch (subword_dropout.py). Training pairs only.
     """
 
     tsv: str | None = None
@@ -57,6 +57,7 @@ class DataSettings:
     valid_source: str | None = None
     valid_target: str | None = None
     valid_fraction: float = 0.02
+    valid_at_least: int = 0
     valid_sentences: int = 1000
     reverse: bool = False
     expand: bool = False
@@ -75,17 +76,17 @@ class DataSettings:
         given = [name for name in ("tsv", "source", "hf", "grammar") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(
-                f"the pairs come from one place. Got {' and '.join(given)}. Fix: one of them."
+                f"the pairs must come from one source. Got {' and '.join(given)}. Fix: one of them."
             )
         for source, target in (("source", "target"), ("valid_source", "valid_target")):
             if bool(getattr(self, source)) != bool(getattr(self, target)):
                 missing = target if getattr(self, source) else source
                 raise ValueError(
-                    f"parallel files come in twos, {source} and {target}. Got no {missing}."
+                    f"parallel files need both {source} and {target}. Got no {missing}."
                 )
         if self.valid_tsv and self.valid_source:
             raise ValueError(
-                "validation pairs come from one place. Got valid_tsv and valid_source."
+                "validation pairs must come from one source. Got valid_tsv and valid_source."
             )
 
 
@@ -114,8 +115,8 @@ class BatchSettings:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """A whole run, as one value.
+class Settings(JsonFields):
+    """All settings of a run.
 
     Example:
         >>> from regard.seq2seq.train.settings import Settings
@@ -128,11 +129,12 @@ class Settings:
         True
 
     Attributes:
-        about: what it is for, a sentence or two.
+        about: what they are for, in a sentence or two.
         data, tokenizer, batches, recipe: see their classes.
-        model: the fields of `Config`, but for the sizes of the vocabularies, which the tokenizer
-            decides.
-        beam: of the translations that are made for validation; 1 is greedy.
+        model: the fields of `Config`, except the sizes of the vocabularies, which the tokenizers
+            determine.
+        beam: the beam width of the translations in validation; 1 is greedy search.
+        scaled: fields that `prepare` chooses by the size of the corpus, as "tokenizer.size".
     """
 
     about: str = ""
@@ -142,8 +144,10 @@ class Settings:
     model: dict[str, Any] = field(default_factory=dict)
     recipe: Recipe = field(default_factory=Recipe)
     beam: int = 1
+    scaled: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "scaled", tuple(self.scaled))
         if self.data.subword_dropout and self.tokenizer.kind != "bpe":
             raise ValueError(
                 'subword_dropout skips merges, and needs a tokenizer of kind "bpe". Got '
@@ -152,27 +156,25 @@ class Settings:
             )
 
     def config(self, source_vocab: int, target_vocab: int) -> Config:
-        """The model's configuration, now that the vocabularies are known."""
+        """The model's configuration, once the vocabularies are known."""
         return Config(source_vocab, target_vocab, **self.model)
 
     def with_model(self, **fields: Any) -> "Settings":
-        """The same with other sizes or choices of the model."""
+        """The same settings with some fields of the model changed."""
         return dataclasses.replace(self, model={**self.model, **fields})
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
-
     @classmethod
-    def from_json(cls, text: str, origin: str = "the settings") -> "Settings":
-        """The inverse of to_json; what is not there has its default.
+    def from_json(cls, text: str, origin: str | None = None) -> "Settings":
+        """The inverse of to_json; missing fields have their defaults.
 
         Args:
             text: the JSON.
             origin: what error messages call it.
 
         Raises:
-            ValueError: it is not JSON, has a field that nobody knows, or a value out of range.
+            ValueError: it is not JSON, has an unknown field, or a value out of range.
         """
+        origin = origin or "the settings"
         given = read_fields(cls, text, origin)
         try:
             parts: dict[str, Any] = {}
@@ -186,16 +188,11 @@ class Settings:
         return settings
 
     @classmethod
-    def load(cls, path: str | Path) -> "Settings":
-        """Reads a file that to_json's text was written to."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"), str(path))
-
-    @classmethod
     def named(cls, name: str) -> "Settings":
-        """A recipe of the package by its name, or any by its file.
+        """A recipe of the package by its name, or any other by its file.
 
         Raises:
-            FileNotFoundError: there is neither; the message has the names that there are.
+            FileNotFoundError: there is neither; the message lists the known names.
         """
         for path in (RECIPES / f"{name}.json", Path(name)):
             if path.is_file():
@@ -204,9 +201,9 @@ class Settings:
         raise FileNotFoundError(f"a recipe is a JSON file, or one of {known}. Got {name!r}.")
 
     def save(self, folder: str | Path) -> None:
-        """Writes settings.json into a run's folder, all of it or nothing."""
+        """Writes settings.json into a run's folder, completely or not at all."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        replace_file(Path(folder) / FILE, self.to_json().encode())
+        write_atomically(Path(folder) / FILE, self.to_json())
 
 
 _PARTS: dict[str, type] = {

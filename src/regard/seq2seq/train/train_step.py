@@ -1,8 +1,8 @@
 """One update of the parameters, jitted, on one device or shared by several.
 
-Nothing here waits for the device: what a step measured is an array that may not be there yet.
-A step whose loss or gradient is not finite changes nothing, and neither does any after it, so
-that the parameters of before are still there to tell why.
+Nothing here waits for the device: a step returns its measurements as arrays that may still be
+computed. A step whose loss or gradient is not finite changes nothing, and neither does any later
+one, so that the parameters before it can be examined.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 from regard.seq2seq.distributed.devices import DataParallel
-from regard.seq2seq.train.compiler_options import usual
 from regard.seq2seq.train.recipe import Recipe
+from regard.seq2seq.train.runtime_options import optimized
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """What a step changes.
+    """The arrays that a step updates.
 
     Attributes:
         params: the model's.
@@ -46,7 +46,7 @@ class TrainState:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Measured:
-    """Of one step: sums over its target tokens, their number, and the gradient's norm."""
+    """Measurements of one step: sums over target tokens, their number, and the gradient norm."""
 
     loss: Array
     nll: Array
@@ -59,7 +59,7 @@ Step = Callable[[TrainState, Any, Any, Any], tuple[TrainState, Measured]]
 
 
 def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:
-    """Adam, then weight decay; clipping and the learning rate are the step's."""
+    """Adam, then weight decay; the step applies clipping and the learning rate."""
     return optax.chain(
         optax.scale_by_adam(recipe.beta1, recipe.beta2, recipe.epsilon),
         *([optax.add_decayed_weights(recipe.weight_decay)] if recipe.weight_decay else []),
@@ -67,7 +67,7 @@ def optimizer_of(recipe: Recipe) -> optax.GradientTransformation:
 
 
 def make_step(graph: Any, recipe: Recipe, parallel: DataParallel) -> Step:
-    """The jitted step(state, batch, number, rate); the state is used up.
+    """The jitted step(state, batch, number, rate); the state is donated.
 
     Args:
         graph: the model's structure, of nnx.split.
@@ -97,16 +97,16 @@ def make_step(graph: Any, recipe: Recipe, parallel: DataParallel) -> Step:
         squares = [jnp.sum(jnp.square(grad)) for grad in jax.tree.leaves(grads)]
         norm = share * jnp.sqrt(sum(squares, jnp.zeros((), jnp.float32)))
         healthy = state.healthy & jnp.isfinite(loss) & jnp.isfinite(norm)
-        # Mean and clipping are one factor, which melts into Adam's sums: no scaled copy is made.
+        # Mean and clipping are one factor, which XLA fuses into Adam's sums: no scaled copy.
         factor = share * jnp.minimum(1.0, recipe.clip_norm / jnp.maximum(norm, 1e-30))
         grads = jax.tree.map(lambda grad: jnp.where(healthy, grad * factor, 0.0), grads)
-        with jax.numpy_dtype_promotion("standard"):  # optax counts on it
+        with jax.numpy_dtype_promotion("standard"):  # as optax expects
             updates, moments = optimizer.update(grads, state.optimizer, state.params)
-        # A rate of 0 leaves the parameters as they are. To choose between old and new ones would
-        # keep both, and copy them all.
+        # A rate of 0 leaves the parameters unchanged. Selecting between old and new ones would
+        # keep both, and copy all of them.
         rate = jnp.where(healthy, rate, 0.0)
         params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
         measured = Measured(loss, nll, count, norm, healthy)
         return parallel.keep(TrainState(params, moments, healthy)), measured
 
-    return jax.jit(step, donate_argnums=0, compiler_options=usual())
+    return jax.jit(step, donate_argnums=0, compiler_options=optimized())

@@ -1,4 +1,4 @@
-"""How well the model does on sentences it is not trained on: loss, translations, BLEU."""
+"""Evaluates a model on sentences that it is not trained on: loss, translations, BLEU."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -13,17 +13,17 @@ from regard.seq2seq.decode.search import Hypotheses, SearchOptions
 from regard.seq2seq.distributed.devices import DataParallel
 from regard.seq2seq.distributed.hosts import Hosts
 from regard.seq2seq.model.translation_model import Model
-from regard.seq2seq.train.compiler_options import usual
+from regard.seq2seq.train.runtime_options import optimized
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What to validate on.
+    """The validation data and its score.
 
     Attributes:
         batches: a list of `Batch`, or `Batches(..., shuffle=False)`; read once, and kept.
-        bleu: translations as lists of token ids without <eos>, in the order of the pairs, to a
-            score, the higher the better; None: no translations are made.
+        bleu: a function from translations, lists of token ids without <eos> in the order of the
+            pairs, to a score, the higher the better; None: nothing is translated.
         search: how to translate; beam=1 is greedy.
     """
 
@@ -39,12 +39,12 @@ def translate_batches(
 
     Args:
         model: the translator.
-        batches: of which only source and source_lens are read.
+        batches: only source and source_lens are read.
         search: how to search.
 
     Returns:
-        In the order of the pairs where the batches know it (`with_indices`), otherwise in the
-        order in which they come; rows of padding are left out.
+        In the order of the pairs if the batches know it (`with_indices`), otherwise in the order
+        of the batches; rows of padding are left out.
     """
     return _translate(model, _indexed(batches), search)
 
@@ -77,12 +77,20 @@ class Validator:
         validation: what to validate on.
         parallel: the devices that share the loss.
         hosts: the processes, of which the first translates.
+        before: called before each batch with a description; it may raise to end the validation.
     """
 
     def __init__(
-        self, graph: Any, validation: Validation, parallel: DataParallel, hosts: Hosts = Hosts()
+        self,
+        graph: Any,
+        validation: Validation,
+        parallel: DataParallel,
+        hosts: Hosts = Hosts(),
+        before: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.graph, self.validation, self.parallel, self.hosts = graph, validation, parallel, hosts
+        self.before = before
+        self.compiled: set[tuple] = set()  # (what, shape)
         self.indexed = list(_indexed(validation.batches))
         if not self.indexed:
             raise ValueError("a validation needs batches. Got none.")
@@ -91,31 +99,50 @@ class Validator:
             _, nll, count = nnx.merge(graph, params).loss(batch)
             return nll, count
 
-        self._sums = jax.jit(parallel.over_rows(sums), compiler_options=usual())
+        self._sums = jax.jit(parallel.over_rows(sums), compiler_options=optimized())
 
     def __call__(self, params: Any) -> tuple[float, float | None]:
         """−log p per token, and BLEU or None."""
-        batches = (self.parallel.share(batch) for _, batch in self.indexed)
+        batches = (self.parallel.share(batch) for _, batch in self._each("validating"))
         sums = [self._sums(params, batch, None) for batch in batches]
         nll, count = (sum(float(part) for part in parts) for parts in zip(*sums, strict=True))
         bleu = None
         if self.validation.bleu is not None:
-            # On one device: search is no part of what they share.
+            # On one device: the devices do not share the search.
             here = self.parallel.here(params)
             bleu = self.hosts.first(lambda: self._bleu(nnx.merge(self.graph, here)))
         return nll / max(count, 1.0), bleu
 
     def _bleu(self, model: Model) -> float:
         score = cast(Callable, self.validation.bleu)
-        return float(score(_translate(model, self.indexed, self.validation.search)))
+        return float(score(_translate(model, self._each("translating"), self.validation.search)))
 
-    def first(self) -> Any:
-        """A batch to sample a translation from."""
-        return self.indexed[0][1]
+    def _each(self, what: str) -> Iterator[tuple[np.ndarray, Any]]:
+        for number, (indices, batch) in enumerate(self.indexed, 1):
+            program = what, np.shape(batch.source)
+            compiling = "" if program in self.compiled else "compiling, "
+            self.compiled.add(program)
+            self.before(f"{compiling}{what} {number}/{len(self.indexed)}")
+            yield indices, batch
+
+    def sample(self, params: Any) -> tuple[list[int], list[int], list[int], np.ndarray]:
+        """The first sentence's source, reference, translation and attention, as in `Sample`."""
+        batch = self.indexed[0][1]
+        model = nnx.merge(self.graph, params)
+        source, lens = batch.source[:1], batch.source_lens[:1]
+        found = programs.search(model, source, lens, SearchOptions(), 1, hurry=True)
+        S, T = int(batch.source_lens[0]), int(batch.target_lens[0])
+        hypothesis = ids_of(found)[0]
+        return (
+            np.asarray(batch.source[0, :S]).tolist(),
+            np.asarray(batch.target_out[0, :T]).tolist(),
+            hypothesis,
+            np.asarray(found.attention[0, 0, : len(hypothesis), :S]),
+        )
 
 
 def _indexed(batches: Any) -> Iterator[tuple[np.ndarray, Any]]:
-    """Batches with each row's place among the pairs, −1 for padding."""
+    """Batches with each row's position among the pairs, −1 for padding."""
     if hasattr(batches, "with_indices"):
         yield from batches.with_indices()
         return
