@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from regard.cli.app import app
 from regard.cli.corpus import corpus_translation
 from regard.cli.corpus.corpus_file import CorpusFile
-from regard.cli.corpus.resumable_output import folder_of
-from regard.cli.corpus.which_process import Process, which_process
+from regard.cli.corpus.resumable_output import Parts, folder_of
 from regard.seq2seq.decode.few_shapes import groups
 from seq2seq.small_translator import ENGLISH, save_small
 
@@ -115,7 +114,8 @@ def test_what_is_there_is_not_made_again(model, corpus, tmp_path):
     told = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**told, "whole": None}))
     lines = whole.splitlines(keepends=True)
-    (folder_of(out) / "part-000001").write_text("MARK " + "".join(lines[100:200]))
+    with Parts(out, told["job"]) as parts:
+        parts.write(1, "MARK " + "".join(lines[100:200]))
     assert run(model, corpus, out, "--part-lines", 100).exit_code == 0
     assert out.read_text() == "".join([*lines[:100], "MARK ", *lines[100:]])
     assert os.listdir(tmp_path) == ["out.txt"]
@@ -158,21 +158,14 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path):
         list(runs)
 
 
-def test_processes_are_numbered_by_options_or_by_launchers(model, corpus, tmp_path):
-    slurm = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
-    assert which_process(environment=slurm) == Process(3, 8)
-    assert which_process(2, 0, environment=slurm) == Process(0, 2)
-    torchrun = {"RANK": "1", "WORLD_SIZE": "2", **slurm}
-    assert which_process(environment=torchrun) == Process(1, 2)
-    mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", **slurm}
-    assert which_process(environment=mpi) == Process(0, 4)
-    assert which_process(environment={"SLURM_NTASKS": "8"}) == Process(0, 1)
-    with pytest.raises(ValueError, match="RANK is not a number: 'x'"):
-        which_process(environment={"RANK": "x", "WORLD_SIZE": "2"})
+def test_numbers_of_processes_that_cannot_be_are_refused(model, corpus, tmp_path):
     out = tmp_path / "out.txt"
     for words, said in [
         (["--processes", 2], "both or neither. Got --processes 2, --process-id None."),
-        (["--processes", 2, "--process-id", 2], "from 0 to one below their count. Got 2 and 2"),
+        (
+            ["--processes", 2, "--process-id", 2],
+            "Got process 2 of 2 (--processes and --process-id)",
+        ),
     ]:
         result = run(model, corpus, out, *words)
         assert result.exit_code == 1

@@ -13,12 +13,12 @@ import typer
 
 from regard.cli import options, text_lines
 from regard.cli.corpus.corpus_translation import Request, how_to_go_on, translate_corpus
-from regard.cli.corpus.which_process import which_process
 from regard.cli.failures import one_line_errors
 from regard.cli.loading import load_translator
 from regard.cli.output import output
 from regard.cli.terminal.waiting import Waiting, waiting
 from regard.cli.translation_form import Form
+from regard.seq2seq.distributed.launch import which_process
 
 if TYPE_CHECKING:
     from regard.seq2seq.translation import Translation

@@ -1,6 +1,6 @@
 """`regard translate --in FILE --out FILE`: a file of any size, in parts that outlast a kill.
 
-What is done with the parts is corpus_run.py; here they are translated, and the pace is told.
+How parts are kept is resumable_output.py; here they are translated, and progress is shown.
 """
 
 import sys
@@ -15,12 +15,18 @@ import typer
 import regard
 from regard.cli import text_lines
 from regard.cli.corpus.corpus_file import CorpusFile, Run, digest_of
-from regard.cli.corpus.corpus_run import run_corpus
-from regard.cli.corpus.resumable_output import PARTS, Parts, folder_of, read_manifest
-from regard.cli.corpus.which_process import Process
+from regard.cli.corpus.resumable_output import (
+    PARTS,
+    Parts,
+    check_place,
+    folder_of,
+    read_manifest,
+    run_corpus,
+)
 from regard.cli.loading import load_translator
 from regard.cli.terminal.waiting import Waiting
 from regard.cli.translation_form import Form
+from regard.seq2seq.distributed.launch import Process
 
 if TYPE_CHECKING:
     from regard.seq2seq.translator import Translator
@@ -59,6 +65,7 @@ def translate_corpus(
         ValueError: the source is no text, or was changed meanwhile; or there are unfinished parts,
             made of another file, by another model, or with other options.
     """
+    check_place(out)
     wait.says(f"reading {source.name}")
     file = CorpusFile(source, request.part_lines)
     job = _job(file, out, request)
