@@ -15,9 +15,9 @@ import typer
 from regard.cli import options
 from regard.cli.failures import one_line_errors
 from regard.cli.loading import load_translator
-from regard.cli.output import output
 from regard.cli.sentence_pairs import check_usage, in_chunks, read_corpus
 from regard.cli.terminal.waiting import Waiting, waiting
+from regard.cli.text_lines import output
 
 if TYPE_CHECKING:
     from regard.seq2seq.alignment import Link, Links
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class LookOf(enum.StrEnum):
-    """What speaks for a target word, see `Translator.align`."""
+    """Which attention links a target word, see `Translator.align`."""
 
     explaining = "explaining"
     writing = "writing"
@@ -50,39 +50,58 @@ def command(
     model: options.Model = None,
     reverse_model: Annotated[
         Path | None,
-        typer.Option("--reverse-model", help="A model from target to source, to symmetrize with."),
+        typer.Option(
+            "--reverse-model",
+            metavar="FOLDER",
+            help="Model that translates from target to source; its links are combined with those "
+            "of --model.",
+        ),
     ] = None,
     symmetrize: Annotated[
         Symmetrize | None,
         typer.Option(
             "--symmetrize",
-            help="How both directions are combined; grow-diag-final-and, where there is a "
-            "--reverse-model.",
+            help="How to combine the links of both directions.",
+            show_default="grow-diag-final-and with --reverse-model, otherwise none",
         ),
     ] = None,
     look: Annotated[
         LookOf,
         typer.Option(
             "--look",
-            help="What speaks for a word: writing, the look that wrote it; reading, that of the "
-            "next step, which has read it; explaining, the first and how well each source word "
-            "explains it.",
+            help="Which attention links a target word: writing, that of the step that writes it; "
+            "reading, that of the next step, which reads it; explaining, that of writing and how "
+            "likely each source word alone makes the target word.",
         ),
     ] = LookOf.explaining,
     threshold: Annotated[
-        float, typer.Option("--threshold", min=0.0, max=1.0, help="No link that is not heavier.")
+        float,
+        typer.Option(
+            "--threshold", min=0.0, max=1.0, help="Drop links whose weight is not above this."
+        ),
     ] = 0.0,
     tokenized: Annotated[
-        bool, typer.Option("--tokenized", help="Words are what stands between spaces.")
+        bool,
+        typer.Option(
+            "--tokenized", help="The text is tokenized: split it into words at spaces only."
+        ),
     ] = False,
     gold: Annotated[
         Path | None,
-        typer.Option("--gold", help="File of gold links; prints every option's AER to stderr."),
+        typer.Option(
+            "--gold",
+            metavar="FILE",
+            help="File of gold links, a line per pair: also print the alignment error rate of "
+            "every --look and --symmetrize to stderr.",
+        ),
     ] = None,
     out: options.Out = None,
     no_cache: options.NoCache = False,
 ) -> None:
-    """Align given sentence pairs word by word, and write links i-j."""
+    """Align the words of sentence pairs, and write a line of links i-j for each pair.
+
+    The link i-j connects source word i and target word j, both counted from 0.
+    """
     check_usage(tsv, source, target)
     if symmetrize not in (None, Symmetrize.none) and reverse_model is None:
         raise typer.BadParameter("needs a --reverse-model.", param_hint="--symmetrize")

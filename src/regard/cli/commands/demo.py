@@ -38,12 +38,15 @@ PICTURES = 3
 
 def command(
     folder: Annotated[
-        Path, typer.Option("--folder", help="Where the pictures and the trained model go.")
+        Path,
+        typer.Option(
+            "--folder", metavar="FOLDER", help="Folder for the pictures and the trained model."
+        ),
     ] = Path("runs/demo"),
     recipe: Annotated[str, typer.Option(hidden=True)] = "demo",
     held_out: Annotated[int, typer.Option(hidden=True, min=1)] = HELD_OUT,
 ) -> None:
-    """Translate with the bundled model, then train a small one: under 4 minutes on two cores."""
+    """Translate with the bundled model, then train a small one (4 minutes on two cores)."""
     console = Console(width=min(WIDTH, Console().width), highlight=False)
     begun = time.monotonic()
     console.print()

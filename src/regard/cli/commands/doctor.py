@@ -26,9 +26,9 @@ VARIABLES = ("JAX_PLATFORMS", "JAX_ENABLE_X64", "XLA_FLAGS", "CUDA_VISIBLE_DEVIC
 
 
 def command(
-    as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the findings as JSON.")] = False,
 ) -> None:
-    """Check this installation: devices, versions, which backends work and why not the others."""
+    """Check this installation: versions, devices, and which backends work here."""
     from regard.cli.terminal.waiting import waiting
 
     with waiting("trying every backend") as wait:

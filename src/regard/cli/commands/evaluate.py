@@ -14,10 +14,11 @@ import typer
 
 from regard.cli import options
 from regard.cli.failures import one_line_errors
+from regard.cli.line_translation import Form, translate_lines
 from regard.cli.loading import load_translator
-from regard.cli.output import output
-from regard.cli.sentence_pairs import check_usage, in_chunks, read_corpus
+from regard.cli.sentence_pairs import check_usage, read_corpus
 from regard.cli.terminal.waiting import Waiting, waiting
+from regard.cli.text_lines import output
 
 if TYPE_CHECKING:
     from regard.seq2seq.corpus import Pair
@@ -49,35 +50,51 @@ def command(
     tsv: options.Tsv = None,
     grammar: Annotated[
         Scope | None,
-        typer.Option("--grammar", help="Held-out sentences of the embedded grammar, with links."),
+        typer.Option(
+            "--grammar",
+            metavar="SCOPE",
+            help="Evaluate on held-out sentences of the built-in English-French grammar, which "
+            "have gold links.",
+        ),
     ] = None,
     count: Annotated[
-        int, typer.Option("--count", min=1, help="So many sentences of the grammar.")
+        int,
+        typer.Option(
+            "--count", min=1, max=1_000_000, help="How many sentences of --grammar to evaluate on."
+        ),
     ] = 500,
     model: options.Model = None,
     gold_links: Annotated[
         Path | None,
         typer.Option(
             "--gold-links",
-            help="File of gold links for --source and --target, whose words are then what stands "
-            "between spaces.",
+            metavar="FILE",
+            help="File of gold links for --source and --target, which are then split into words at "
+            "spaces only.",
         ),
     ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Case does not count.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
     tokenize: Annotated[
         Tokenize,
-        typer.Option("--tokenize", help="sacrebleu's tokenizer; none for text that is tokenized."),
+        typer.Option(
+            "--tokenize",
+            metavar="NAME",
+            help="sacrebleu's tokenizer for BLEU; none for text that is already tokenized.",
+        ),
     ] = Tokenize.mteval,
     beam: options.Beam = 5,
     length_penalty: options.LengthPenalty = 1.0,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="PNG to draw BLEU against length in.")
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="PNG file for a plot of BLEU against source length."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The numbers as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the numbers as JSON.")] = False,
     out: options.Out = None,
     no_cache: options.NoCache = False,
 ) -> None:
-    """Score a model: BLEU, chrF, exact match, alignment error, and BLEU against length."""
+    """Evaluate a model: BLEU, chrF, exact match, alignment error rate, BLEU by length."""
     check_usage(tsv, source, target, grammar is not None)
     if gold_links is not None and source is None:
         raise typer.BadParameter("needs --source and --target.", param_hint="--gold-links")
@@ -125,13 +142,12 @@ def _translated(
     translator: "Translator", pairs: list["Pair"], search: "SearchOptions", wait: Waiting
 ) -> list[str]:
     wait.says("translating", len(pairs))
-    texts: list[str] = []
-    for chunk in in_chunks(iter(pairs)):
-        with wait.chunk(len(chunk)):
-            sources = [pair.source for pair in chunk]
-            found = translator.translate(sources, search=search, progress=wait.done)
-        texts += [best.text for best, *_ in found]
-    return texts
+    with wait.chunk(len(pairs)):
+        sources = [pair.source for pair in pairs]
+        found = translate_lines(translator, sources, progress=wait.done, search=search)
+        return [
+            Form().told(source, pieces)[0] for source, pieces in zip(sources, found, strict=True)
+        ]
 
 
 def _aligned(

@@ -33,10 +33,15 @@ SENTENCES = ("we look at the sky", "birds can fly", "hello", "")
 
 def command(
     tokens: Annotated[
-        int, typer.Option(min=1, help="Queries and keys of the last stop, the long one.")
+        int,
+        typer.Option(
+            min=1,
+            max=1 << 20,
+            help="Length of the long sequence in the last part: queries, and keys.",
+        ),
     ] = TOKENS,
 ) -> None:
-    """Take a tour on the terminal: weight regimes, scores, masks, and a long sequence."""
+    """Show attention on the terminal: weight regimes, scores, masks, a long sequence."""
     console = Console(width=min(WIDTH, Console().width), highlight=False)
     console.print()
     console.rule(f"[bold]regard {regard.__version__}[/] · attention you can look at")

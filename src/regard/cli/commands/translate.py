@@ -14,51 +14,63 @@ import typer
 from regard.cli import options, text_lines
 from regard.cli.corpus.corpus_translation import Request, how_to_go_on, translate_corpus
 from regard.cli.failures import one_line_errors
+from regard.cli.line_translation import Form, Pieces, translate_lines
 from regard.cli.loading import load_translator
-from regard.cli.output import output
 from regard.cli.terminal.waiting import Waiting, waiting
-from regard.cli.translation_form import Form
+from regard.cli.text_lines import output
 from regard.seq2seq.distributed.launch import which_process
 
 if TYPE_CHECKING:
     from regard.seq2seq.translation import Translation
 
-MAP_WIDTH = 100  # columns of an alignment, at most
-CORPUS = "From --in into --out"
+MAP_WIDTH = 100  # columns of a drawn alignment, at most
+CORPUS = "Large files, with --in and --out"
 
 
 def command(
     text: Annotated[
-        list[str] | None, typer.Argument(help="Sentences, each in quotation marks.")
+        list[str] | None,
+        typer.Argument(help="The sentences to translate, each in quotation marks."),
     ] = None,
     model: options.Model = None,
     in_file: Annotated[
         Path | None,
-        typer.Option("--in", help="File with a sentence per line, plain or gzip; else stdin."),
+        typer.Option(
+            "--in",
+            metavar="FILE",
+            help="File with a sentence per line, plain or gzip.",
+            show_default="stdin",
+        ),
     ] = None,
     out: options.Out = None,
     beam: options.Beam = 5,
     n_best: Annotated[
         int,
         typer.Option(
-            "--n-best", min=1, help="So many of each sentence, as lines: index ||| text ||| score."
+            "--n-best",
+            min=1,
+            help="How many translations to write for each sentence, at most --beam; if more than "
+            "one, as lines: index ||| text ||| score.",
         ),
     ] = 1,
     length_penalty: options.LengthPenalty = 1.0,
     longest: Annotated[
         int,
         typer.Option(
-            "--longest", min=1, help="A text of more tokens is translated sentence by sentence."
+            "--longest",
+            min=1,
+            help="Translate a text of more tokens than this in parts, cut at sentence ends.",
         ),
     ] = 95,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A JSON object per sentence, with words and weights.")
+        bool,
+        typer.Option("--json", help="Write a JSON object per sentence, with words and attention."),
     ] = False,
     alignment: Annotated[
         bool,
         typer.Option(
             "--alignment",
-            help="Where the model looked: drawn on a terminal, else a tab and links i-j.",
+            help="Add the word alignment: drawn on a terminal, otherwise as links i-j after a tab.",
         ),
     ] = False,
     no_cache: options.NoCache = False,
@@ -67,15 +79,18 @@ def command(
         typer.Option(
             "--processes",
             min=1,
-            help="How many share the work on --in, each with the same command and --out; without "
-            "it, what Slurm, MPI or torchrun says.",
+            help="How many processes share the work, each started with the same command.",
+            show_default="what Slurm, MPI or torchrun says, otherwise 1",
             rich_help_panel=CORPUS,
         ),
     ] = None,
     process_id: Annotated[
         int | None,
         typer.Option(
-            "--process-id", min=0, help="Which of them this is, from 0.", rich_help_panel=CORPUS
+            "--process-id",
+            min=0,
+            help="Number of this process among --processes, from 0.",
+            rich_help_panel=CORPUS,
         ),
     ] = None,
     part_lines: Annotated[
@@ -83,15 +98,15 @@ def command(
         typer.Option(
             "--part-lines",
             min=1,
-            help="Lines that are kept together: what a killed process has to do again.",
+            help="Lines of a part: if a process is killed, at most this many are lost.",
             rich_help_panel=CORPUS,
         ),
     ] = 5000,
 ) -> None:
     """Translate sentences from the command line, a file, or stdin.
 
-    From --in into --out, a file may have any size: it is read as a stream and translated in parts,
-    in --out.parts. Killed, the same command goes on from there.
+    With --in and --out, the file may have any size: it is translated in parts, which are kept in
+    the folder OUT.parts until all are done. If the command is stopped, the same command resumes.
     """
     if text and in_file is not None:
         raise typer.BadParameter("text or --in, not both.", param_hint="--in")
@@ -163,10 +178,19 @@ def _translate(
 ) -> None:
     for sources in text_lines.chunks(lines, chunk):
         with wait.chunk(len(sources)):
-            found = translator.translate(sources, search=search, n_best=n_best, progress=wait.done)
+            found = list(
+                translate_lines(
+                    translator,
+                    sources,
+                    n_best=n_best,
+                    weights=show.needs_weights,
+                    progress=wait.done,
+                    search=search,
+                )
+            )
         with wait.aside():
-            for source, translations in zip(sources, found, strict=True):
-                show(source, translations)
+            for source, pieces in zip(sources, found, strict=True):
+                show(source, pieces)
             show.file.flush()
 
 
@@ -177,18 +201,21 @@ class _Show:
         self.file = file
         self.drawn = alignment and not as_json and file.isatty()
         self.form = Form(n_best, as_json, links=alignment and not self.drawn)
+        self.needs_weights = self.drawn or self.form.needs_weights
         self.count = 0
 
-    def __call__(self, source: str, translations: list["Translation"]) -> None:
-        lines = self.form.lines(self.count, self.form.told(source, translations))
+    def __call__(self, source: str, pieces: Pieces) -> None:
+        lines = self.form.lines(self.count, self.form.told(source, pieces))
         self.count += 1
         if not self.drawn:
             self.file.writelines(line + "\n" for line in lines)
             return
-        for line, one in zip(lines, translations, strict=True):
+        for rank, line in enumerate(lines):
             print(line, file=self.file)
-            if one.weights.size:
-                _draw(one)
+            for piece in pieces:
+                one = piece[min(rank, len(piece) - 1)]
+                if one.weights.size:
+                    _draw(one)
 
 
 def _draw(one: "Translation") -> None:

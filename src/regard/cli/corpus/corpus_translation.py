@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import regard
-from regard.cli import text_lines
 from regard.cli.corpus.corpus_file import CorpusFile, Run, digest_of
 from regard.cli.corpus.resumable_output import (
     PARTS,
@@ -23,15 +22,14 @@ from regard.cli.corpus.resumable_output import (
     read_manifest,
     run_corpus,
 )
+from regard.cli.line_translation import Form, translate_lines
 from regard.cli.loading import load_translator
 from regard.cli.terminal.waiting import Waiting
-from regard.cli.translation_form import Form
 from regard.seq2seq.distributed.launch import Process
 
 if TYPE_CHECKING:
     from regard.seq2seq.translator import Translator
 
-SLICE = 2048  # lines that are translated at a time; their attention is what takes memory
 GREEDY_TOKENS = 2048  # places of a batch; a fifth faster than 512, which beams are as fast with
 LOG_EVERY = 60.0  # seconds, where there is no terminal to show a bar on
 
@@ -135,26 +133,20 @@ class _Work:
     def __call__(self, run: Run) -> str:
         # Each line once, however often it is there, and lines of about one length together.
         distinct = sorted(dict.fromkeys(run.lines), key=len)
-        told: dict[str, tuple[str, ...]] = {}
-        for some in text_lines.chunks(distinct, SLICE):
-            before = len(told)
-
-            def progress(
-                done: int, total: int, before: int = before, size: int = len(some)
-            ) -> None:
-                self.progress((before + size * done / total) / len(distinct))
-
-            found = self.translator.translate(
-                some,
-                search=self.search,
-                n_best=self.form.n_best,
-                batch_tokens=self.batch_tokens,
-                hurry=not self.whole_batches,
-                whole_batches=self.whole_batches,
-                progress=progress,
-            )
-            for line, translations in zip(some, found, strict=True):
-                told[line] = self.form.told(line, translations)
+        found = translate_lines(
+            self.translator,
+            distinct,
+            n_best=self.form.n_best,
+            weights=self.form.needs_weights,
+            progress=lambda done, total: self.progress(done / total),
+            search=self.search,
+            batch_tokens=self.batch_tokens,
+            hurry=not self.whole_batches,
+            whole_batches=self.whole_batches,
+        )
+        told = {
+            line: self.form.told(line, pieces) for line, pieces in zip(distinct, found, strict=True)
+        }
         return "".join(
             text + "\n"
             for index, line in enumerate(run.lines, run.first)

@@ -38,7 +38,7 @@ class Waiting:
         yield
         self._before += size
 
-    def done(self, done: int, total: int) -> None:
+    def done(self, done: float, total: float) -> None:
         """How much of the chunk is done; a translator's `progress`.
 
         It is counted in what `says` counts: a chunk of lines may have more parts than lines.
