@@ -39,8 +39,7 @@ def from_file(path: Path) -> Iterator[str]:
     """
     number = 0
     with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
+        packed = file.peek(2)[:2] == b"\x1f\x8b"  # a pipe cannot go back
         stream: BinaryIO = io.BufferedReader(gzip.GzipFile(fileobj=file)) if packed else file
         try:
             for line in _decoded(stream, str(path)):

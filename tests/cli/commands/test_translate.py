@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -353,3 +354,50 @@ def test_groups_of_lines_are_bounded_in_number_and_weights(monkeypatch):
     assert [text for group in groups for text, _ in group] == lines
     assert [len(group) for group in groups] == [3, 3, 1, 1]
     assert [len(group) for group in line_translation._groups(lines, 2)] == [3, 2, 1, 1, 1]
+
+
+def test_a_file_may_be_a_pipe(model, expected, tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(LINES) + "\n")
+    words = [sys.executable, "-c", "from regard.cli import main; main()", "translate"]
+    words += ["--model", str(model), "--beam", "3", "--no-cache"]
+    regard = " ".join(map(shlex.quote, words))
+    for line in (
+        f"{regard} --in <(cat in.txt)",
+        f"{regard} --in <(gzip < in.txt)",
+        f"cat in.txt | {regard} --in -",
+        f"cat in.txt | {regard} --in /dev/stdin",
+        f"cat in.txt | {regard} --in - --out out.txt; cat out.txt",
+        f"{regard} --in in.txt --out >(cat); sleep 1",
+    ):
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path)
+        assert done.stdout == texts_of(expected), (line, done.stderr)
+        assert done.stderr == ""
+
+
+def test_the_bar_shows_what_is_compiled_and_for_how_long_in_80_columns(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with waiting("loading the model") as wait:
+        wait.says("translating", 12_345_678, compiles="the search")
+        (task,) = wait._bar.tasks
+        task.start_time -= 215  # seconds
+        wait._bar.refresh()
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).split("\r")[-1]
+        assert "translating: compiling the search" in shown
+        assert "0:03:35" in shown
+        assert "12345678" not in shown  # nothing is counted yet
+        wait.at(12_000_000, "translating, 12,345 lines/s")
+        screen.truncate(0)
+        wait._bar.refresh()
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).strip("\0\r\n")
+        assert "translating, 12,345 lines/s" in shown
+        assert "12000000/12345678" in shown
+        assert "compiling" not in shown
+        assert "…" not in shown
+        assert max(map(len, shown.splitlines())) <= 80

@@ -15,7 +15,7 @@ import typer
 from regard.cli import options
 from regard.cli.failures import one_line_errors
 from regard.cli.loading import load_translator
-from regard.cli.sentence_pairs import check_usage, in_chunks, read_corpus
+from regard.cli.sentence_pairs import check_usage, in_chunks, read_corpus, readable_twice
 from regard.cli.terminal.waiting import Waiting, waiting
 from regard.cli.text_lines import output
 
@@ -108,13 +108,18 @@ def command(
     if symmetrize is None:
         both = Symmetrize.grow_diag_final_and
         symmetrize = Symmetrize.none if reverse_model is None else both
-    with one_line_errors(), output(out) as file, waiting("reading") as wait:
-        corpus = read_corpus(tsv, source, target)
+    with (
+        one_line_errors(),
+        readable_twice(tsv, source, target, gold) as (tsv, source, target, gold),
+        output(out) as file,
+        waiting("reading") as wait,
+    ):
+        corpus = read_corpus(tsv, source, target, to_align=True)
         answers = None if gold is None else _read_gold(gold, corpus.report.kept)
         wait.says("loading the model")
         folders = [model] if reverse_model is None else [model, reverse_model]
         translators = [load_translator(folder, no_cache) for folder in folders]
-        wait.says("aligning", corpus.report.kept)
+        wait.says("aligning", corpus.report.kept, compiles="the forced decoding")
         looks: list[Look] = [one.value for one in LookOf if one is look or answers is not None]
         kept: dict[tuple[str, str], list[frozenset[Link]]] = {}
         for pairs in in_chunks(iter(corpus)):

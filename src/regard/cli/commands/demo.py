@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.cli import train_run
+from regard.cli.terminal.waiting import waiting
 
 if TYPE_CHECKING:
     from regard.seq2seq.train.held_out import Judged
@@ -71,8 +72,10 @@ def _show_bundled(console: Console) -> None:
         from regard.show import AttentionMap
 
         begun = time.monotonic()
-        translator = Translator.load(None)
-        found = translator.translate(list(SENTENCES))
+        with waiting("loading the model") as wait:
+            translator = Translator.load(None)
+            wait.says("translating", len(SENTENCES), compiles="the search")
+            found = translator.translate(list(SENTENCES))
     except (ImportError, OSError) as error:
         _indented(
             console, Text(f"The bundled model is not here, so this part is left out: {error}")

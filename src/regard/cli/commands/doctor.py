@@ -31,7 +31,7 @@ def command(
     """Check this installation: versions, devices, and which backends work here."""
     from regard.cli.terminal.waiting import waiting
 
-    with waiting("trying every backend") as wait:
+    with waiting("compiling and running each backend") as wait:
         found = examine()
         with wait.aside():
             _tell(found, as_json)

@@ -16,7 +16,7 @@ from regard.cli import options
 from regard.cli.failures import one_line_errors
 from regard.cli.line_translation import Form, translate_lines
 from regard.cli.loading import load_translator
-from regard.cli.sentence_pairs import check_usage, read_corpus
+from regard.cli.sentence_pairs import check_usage, read_corpus, readable_twice
 from regard.cli.terminal.waiting import Waiting, waiting
 from regard.cli.text_lines import output
 
@@ -98,7 +98,12 @@ def command(
     check_usage(tsv, source, target, grammar is not None)
     if gold_links is not None and source is None:
         raise typer.BadParameter("needs --source and --target.", param_hint="--gold-links")
-    with one_line_errors(), output(out) as file, waiting("reading") as wait:
+    with (
+        one_line_errors(),
+        readable_twice(tsv, source, target, gold_links) as (tsv, source, target, gold_links),
+        output(out) as file,
+        waiting("reading") as wait,
+    ):
         pairs = _pairs(tsv, source, target, gold_links, grammar, count)
         if plot is not None:
             _check_plot(plot)
@@ -132,7 +137,7 @@ def _pairs(
     count: int,
 ) -> list["Pair"]:
     if grammar is None:
-        return list(read_corpus(tsv, source, target, links))
+        return list(read_corpus(tsv, source, target, links, to_align=links is not None))
     from regard.seq2seq.corpus import Grammar
 
     return list(Grammar(count, "test", scope=grammar.value))
@@ -141,7 +146,7 @@ def _pairs(
 def _translated(
     translator: "Translator", pairs: list["Pair"], search: "SearchOptions", wait: Waiting
 ) -> list[str]:
-    wait.says("translating", len(pairs))
+    wait.says("translating", len(pairs), compiles="the search")
     with wait.chunk(len(pairs)):
         sources = [pair.source for pair in pairs]
         found = translate_lines(translator, sources, progress=wait.done, search=search)
@@ -162,7 +167,7 @@ def _aligned(
         return None
     from regard.seq2seq.metrics import alignment_error
 
-    wait.says("aligning", len(pairs))
+    wait.says("aligning", len(pairs), compiles="the forced decoding")
     given: list[tuple[Any, Any]] = [(pair.source, pair.target) for pair in pairs]
     if tokenized:
         given = [(source.split(), target.split()) for source, target in given]

@@ -18,15 +18,14 @@ CARD = "README.md"  # the model card: what a licence asks to be named travels wi
 
 def command(
     model: Annotated[Path, typer.Argument(help="Folder of a model or of a training run.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write: a new one, or an empty one.")],
+    out: Annotated[
+        Path, typer.Argument(help="Folder to write; it must not be there, or be empty.")
+    ],
     float16: Annotated[
-        bool,
-        typer.Option(
-            "--float16", help="Write half the size: weights are rounded to about 3 digits."
-        ),
+        bool, typer.Option("--float16", help="Half the size; weights rounded to about 3 digits.")
     ] = False,
 ) -> None:
-    """Export a model as safetensors, configuration and tokenizer, and verify the result."""
+    """Write a model as safetensors, config and tokenizer, and read it back to be sure."""
     with one_line_errors(), waiting("loading the model") as wait:
         _check_free(out)
         from regard.seq2seq.model.export import save_model

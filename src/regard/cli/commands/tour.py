@@ -228,7 +228,7 @@ def long_sequence(console: Console, tokens: int = TOKENS) -> None:
 
     score = regard.Additive(query_kernel, key_kernel, vector)
     with spinner(console) as progress:
-        task = progress.add_task("compiling")
+        task = progress.add_task("compiling the attention of this sequence")
         start = time.perf_counter()
         compiled = attend.lower(query, key, value, score).compile()
         compiled_in = time.perf_counter() - start

@@ -16,6 +16,7 @@ from regard.cli.corpus.corpus_translation import Request, how_to_go_on, translat
 from regard.cli.failures import one_line_errors
 from regard.cli.line_translation import Form, Pieces, translate_lines
 from regard.cli.loading import load_translator
+from regard.cli.sentence_pairs import is_pipe
 from regard.cli.terminal.waiting import Waiting, waiting
 from regard.cli.text_lines import output
 from regard.seq2seq.distributed.launch import which_process
@@ -38,7 +39,7 @@ def command(
         typer.Option(
             "--in",
             metavar="FILE",
-            help="File with a sentence per line, plain or gzip.",
+            help="File with a sentence per line, plain or gzip; - for stdin.",
             show_default="stdin",
         ),
     ] = None,
@@ -112,7 +113,9 @@ def command(
         raise typer.BadParameter("text or --in, not both.", param_hint="--in")
     if n_best > beam:
         raise typer.BadParameter(f"at most the beam, {beam}. Got {n_best}.", param_hint="--n-best")
-    if in_file is not None and out is not None and _are_files(in_file, out):
+    if in_file is not None and str(in_file) == "-":
+        in_file = Path("/dev/stdin")
+    if in_file is not None and out is not None and not (is_pipe(in_file) or is_pipe(out)):
         form = Form(n_best, as_json, alignment)
         request = Request(model, beam, length_penalty, longest, form, part_lines, no_cache)
         _from_file_into_file(in_file, out, request, processes, process_id)
@@ -135,13 +138,8 @@ def command(
                     typer.echo("one sentence per line; end with Ctrl-D", err=True)
                     _translate(translator, lines, 1, Waiting(None), show, search, n_best)
                 return
-            wait.says("translating", total)
+            wait.says("translating", total, compiles="the search")
             _translate(translator, lines, text_lines.LINES, wait, show, search, n_best)
-
-
-def _are_files(source: Path, out: Path) -> bool:
-    """Whether neither is a pipe or a device: parts are read again, and moved."""
-    return all(path.is_file() or path.is_dir() or not path.exists() for path in (source, out))
 
 
 def _from_file_into_file(
@@ -161,10 +159,12 @@ def _lines(texts: list[str] | None, path: Path | None) -> tuple[Iterable[str], i
     """The input, and how many lines it has, where that can be known."""
     if texts:
         return text_lines.from_arguments(texts), len(texts)
-    if path is not None:
-        # Read through first: an error in the last line should not come after half the output.
-        return text_lines.from_file(path), sum(1 for _ in text_lines.from_file(path))
-    return text_lines.from_stdin(), None
+    if path is None or str(path) == "/dev/stdin":
+        return text_lines.from_stdin(), None
+    if is_pipe(path):
+        return text_lines.from_file(path), None
+    # Read through first: an error in the last line should not come after half the output.
+    return text_lines.from_file(path), sum(1 for _ in text_lines.from_file(path))
 
 
 def _translate(

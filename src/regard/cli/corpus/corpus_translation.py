@@ -166,7 +166,7 @@ class _Pace:
     def begin(self) -> None:
         self._parts_before = self.parts.count - len(self.parts.missing())
         self._begun = self._said = time.monotonic()
-        self.wait.says("translating", self.lines)
+        self.wait.says("translating", self.lines, compiles="the search")
 
     def at(self, fraction: float) -> None:
         """So much of the part in hand is done."""
