@@ -1,4 +1,4 @@
-"""Options that several commands of the translator share, said once."""
+"""Options that several commands of the translator share."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The sentence pairs that a command is given, checked before anything is written."""
+"""The sentence pairs of align and evaluate, checked before anything is written."""
 
 import contextlib
 import itertools
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_usage(tsv: Path | None, source: Path | None, target: Path | None, *others: bool) -> None:
-    """That exactly one kind of pairs is named.
+    """Checks that exactly one corpus is named.
 
     Raises:
         typer.BadParameter: none, or more than one, or one file of two.
@@ -85,7 +85,7 @@ def read_corpus(
     *,
     to_align: bool = False,
 ) -> "ParallelFiles | TabSeparated":
-    """The pairs of a file or two, every one of them; read through once to see that it can be.
+    """All pairs of a file or two, which are read once here to find any error in them.
 
     Its `report` says how many there are.
 
@@ -119,15 +119,15 @@ def read_corpus(
     except UnicodeDecodeError as error:  # the texts' own would be a CorpusError
         raise CorpusError(f"{links}: not UTF-8: {error}.") from None
     if corpus.report.dropped:
-        # What comes out has a line for every line that goes in.
+        # The output must have a line for every line of the input.
         reason, count = corpus.report.dropped.most_common(1)[0]
         where = corpus.report.examples[reason][0]
         more = f", and {count - 1:,} more" if count > 1 else ""
-        raise CorpusError(f"{where}: {reason}{more}. Fix: mend or remove the line.")
+        raise CorpusError(f"{where}: {reason}{more}. Fix: correct or remove the line.")
     return corpus
 
 
 def in_chunks(pairs: Iterator["Pair"], size: int = 1024) -> Iterator[list["Pair"]]:
-    """Pairs by the thousand."""
+    """Pairs in lists of bounded length."""
     while chunk := list(itertools.islice(pairs, size)):
         yield chunk

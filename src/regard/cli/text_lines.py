@@ -104,7 +104,7 @@ def output(path: Path | None) -> Iterator[TextIO]:
 
 
 def chunks(lines: Iterable[str], count: int = LINES) -> Iterator[list[str]]:
-    """Lines by the thousand, so that a file of any size takes the same memory.
+    """Lines in lists of bounded size, so that a file of any size takes the same memory.
 
     Example:
         >>> [len(chunk) for chunk in chunks(["a"] * 5, 2)]

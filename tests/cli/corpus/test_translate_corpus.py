@@ -104,11 +104,11 @@ def test_what_is_there_is_not_made_again(model, corpus, tmp_path):
     out = tmp_path / "out.txt"
     result = run(model, corpus, out, "--part-lines", 100, "--processes", 2, "--process-id", 1)
     assert re.search(
-        r"300 lines, whole\. This process translated 300 of them in .* lines/s", result.stderr
+        r"300 lines, complete\. This process translated 300 of them in .* lines/s", result.stderr
     )
     whole = out.read_text()
     again = run(model, corpus, out, "--part-lines", 100, "--processes", 2, "--process-id", 0)
-    assert "is whole already" in again.stderr
+    assert "is complete already" in again.stderr
     # As if it had been killed: one part is there, and has a mark by which to know it.
     manifest = folder_of(out) / "manifest.json"
     told = json.loads(manifest.read_text())
@@ -201,7 +201,7 @@ def test_stopped_by_hand_it_says_how_to_go_on(model, corpus, tmp_path, monkeypat
     monkeypatch.setattr(corpus_translation, "run_corpus", stop)
     result = run(model, corpus, tmp_path / "out.txt")
     assert result.exit_code == 130
-    assert "the same command goes on from there" in result.stderr
+    assert "the same command resumes" in result.stderr
 
 
 def test_whole_batches_have_one_shape_for_each_width():

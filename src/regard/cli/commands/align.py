@@ -1,8 +1,7 @@
-"""`regard align`: which word translates which, by where a model looks while it writes.
+"""`regard align`: word alignments of given pairs, from a model's attention in forced decoding.
 
-By default (--look explaining) also by how likely each source word alone makes what was written.
-
-Links come out as Pharaoh's `i-j`, a line per pair, source word i and target word j counted from 0.
+By default (--look explaining) also from how likely each source word alone makes the target word.
+The output is Pharaoh's format: links `i-j`, a line per pair, words counted from 0.
 """
 
 import enum
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from regard.cli import options
+from regard.cli.compile_cache import load_translator
 from regard.cli.failures import one_line_errors
-from regard.cli.loading import load_translator
 from regard.cli.sentence_pairs import check_usage, in_chunks, read_corpus, readable_twice
 from regard.cli.terminal.waiting import Waiting, waiting
 from regard.cli.text_lines import output
@@ -34,7 +33,7 @@ class LookOf(enum.StrEnum):
 
 
 class Symmetrize(enum.StrEnum):
-    """How the links of both directions become one set."""
+    """How the links of both directions are combined."""
 
     none = "none"
     intersection = "intersection"
@@ -142,7 +141,7 @@ def _links(
     tokenized: bool,
     wait: Waiting,
 ) -> dict[tuple[str, str], list["frozenset[Link]"]]:
-    """For each look and way to symmetrize, the links of every pair."""
+    """For each look and symmetrization, the links of every pair."""
     from regard.seq2seq.alignment import Symmetrization, symmetrize
 
     def read(text: str) -> Any:
@@ -194,7 +193,7 @@ def _read_gold(path: Path, pairs: int) -> list["Links"]:
 def _print_errors(
     kept: dict[tuple[str, str], list["frozenset[Link]"]], answers: list["Links"]
 ) -> None:
-    """A table of the alignment error rate of every look and symmetrization, the best marked."""
+    """Prints the alignment error rate of every look and symmetrization, the best in bold."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""`regard evaluate`: how good a model's translations and alignments are, on pairs it is given.
+"""`regard evaluate`: the quality of a model's translations and alignments on given pairs.
 
 BLEU and chrF come with sacrebleu's signature. How the numbers are computed is
 regard.seq2seq.metrics; the picture is length_plot.py.
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli import options
+from regard.cli.compile_cache import load_translator
 from regard.cli.failures import one_line_errors
 from regard.cli.line_translation import Form, translate_lines
-from regard.cli.loading import load_translator
 from regard.cli.sentence_pairs import check_usage, read_corpus, readable_twice
 from regard.cli.terminal.waiting import Waiting, waiting
 from regard.cli.text_lines import output
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class Scope(enum.StrEnum):
-    """How many words of the embedded grammar."""
+    """Vocabulary sizes of the built-in grammar."""
 
     demo = "demo"
     full = "full"
 
 
 class Tokenize(enum.StrEnum):
-    """How sacrebleu finds the words that BLEU counts."""
+    """sacrebleu's tokenizers."""
 
     mteval = "13a"
     international = "intl"
@@ -158,9 +158,9 @@ def _translated(
 def _aligned(
     translator: "Translator", pairs: list["Pair"], tokenized: bool, wait: Waiting
 ) -> "AlignmentScore | None":
-    """The alignment error while the model is made to write the references, where gold is known.
+    """The alignment error of forced decoding, where every pair has gold links.
 
-    By the look with which each word was written, as `regard align --look writing`.
+    A word is linked by the attention that it is written with, as in `regard align --look writing`.
     """
     gold = [pair.links for pair in pairs if pair.links is not None]
     if len(gold) < len(pairs):
@@ -183,15 +183,15 @@ def _scores(
     lowercase: bool,
     tokenize: str,
 ) -> dict[str, Any]:
-    """Every number, as what JSON can hold."""
+    """All numbers, in JSON types."""
     from regard.seq2seq.metrics import bleu, bleu_by_length, chrf, exact_match
     from regard.seq2seq.text.words import normalize
 
     references = [pair.target for pair in pairs]
     sources = [pair.source for pair in pairs]
     how: Any = dict(lowercase=lowercase, tokenize=tokenize)
-    # A typographic apostrophe makes no other sentence. BLEU and chrF take references as they are:
-    # that is what makes them comparable.
+    # For exact match, typographic apostrophes are normalized. BLEU and chrF take the references
+    # unchanged, so that they can be compared with published ones.
     same = [[normalize(text, lowercase=lowercase) for text in side] for side in (texts, references)]
     bins = bleu_by_length(sources, texts, references, **how)
     return {
@@ -222,10 +222,10 @@ def _print(scores: dict[str, Any], file: Any) -> None:
 
 
 def _check_plot(path: Path) -> None:
-    """What a picture needs, before an hour of translating and not after it."""
+    """Raises before the translation what would make the plot fail after it."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
-        raise ImportError('a picture needs matplotlib. Fix: pip install "regard[show]"') from None
+        raise ImportError('--plot needs matplotlib. Fix: pip install "regard[show]"') from None
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder of the picture is not there: {path.parent}")
+        raise FileNotFoundError(f"the folder of the plot does not exist: {path.parent}")

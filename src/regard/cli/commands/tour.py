@@ -1,7 +1,7 @@
-"""`regard tour`: attention on the terminal, in four stops and under a minute.
+"""`regard tour`: attention on the terminal, in four parts and under a minute.
 
-Each stop computes something small with the public names and draws it; read in order, they are a
-short tutorial too. How weights are drawn is show/shades.py.
+Each part computes something small with the public API and draws it; in order, they are a short
+tutorial. The drawing of weights is show/shades.py.
 """
 
 import math

@@ -1,7 +1,7 @@
 """`regard translate`: text in, one translation per line out, in the order of the input.
 
-Everything that is not a translation goes to stderr, so that it pipes. From a file into a file is
-corpus_translation.py: any size, any number of processes.
+Everything that is not a translation goes to stderr, so that stdout can be piped. From a file into a
+file is corpus_translation.py: any size, any number of processes.
 """
 
 import sys
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from regard.cli import options, text_lines
-from regard.cli.corpus.corpus_translation import Request, how_to_go_on, translate_corpus
+from regard.cli.compile_cache import load_translator
+from regard.cli.corpus.corpus_translation import Request, how_to_resume, translate_corpus
 from regard.cli.failures import one_line_errors
 from regard.cli.line_translation import Form, Pieces, translate_lines
-from regard.cli.loading import load_translator
 from regard.cli.sentence_pairs import is_pipe
 from regard.cli.terminal.waiting import Waiting, waiting
 from regard.cli.text_lines import output
@@ -133,7 +133,7 @@ def command(
             translator = load_translator(model, no_cache, longest=longest)
             search = SearchOptions(beam=beam, length_penalty=length_penalty)
             typed = not text and in_file is None and sys.stdin.isatty()
-            if typed:  # a bar would get in the way of the typing
+            if typed:  # no bar while somebody types
                 with wait.aside():
                     typer.echo("one sentence per line; end with Ctrl-D", err=True)
                     _translate(translator, lines, 1, Waiting(None), show, search, n_best)
@@ -151,12 +151,12 @@ def _from_file_into_file(
             with waiting("reading") as wait:
                 translate_corpus(source, out, request, process, wait)
         except KeyboardInterrupt:
-            typer.echo(how_to_go_on(out), err=True)
+            typer.echo(how_to_resume(out), err=True)
             raise typer.Exit(130) from None
 
 
 def _lines(texts: list[str] | None, path: Path | None) -> tuple[Iterable[str], int | None]:
-    """The input, and how many lines it has, where that can be known."""
+    """The input lines, and their number where it can be known in advance."""
     if texts:
         return text_lines.from_arguments(texts), len(texts)
     if path is None or str(path) == "/dev/stdin":
@@ -195,7 +195,7 @@ def _translate(
 
 
 class _Show:
-    """Writes the translations of one sentence after the other, in the form that was asked for."""
+    """Writes the translations of one line after the other, in the requested form."""
 
     def __init__(self, file: TextIO, n_best: int, as_json: bool, alignment: bool) -> None:
         self.file = file
@@ -219,7 +219,7 @@ class _Show:
 
 
 def _draw(one: "Translation") -> None:
-    """A row for each word that was written, a column for each that was read."""
+    """Draws the attention: a row for each target word, a column for each source word."""
     from rich.console import Console
 
     from regard.show import AttentionMap
