@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -30,7 +30,8 @@ class Command(TyperCommand):
             for value in given if isinstance(given, Sequence) else [given]:
                 reason = _refusal(value)
                 if reason is not None:
-                    raise typer.BadParameter(f"{reason} Got {value}.", ctx=ctx, param=param)
+                    message = f"{reason} Got {value}."
+                    raise typer.BadParameter(message, param_hint=f"'{param.opts[0]}'")
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -91,9 +92,8 @@ class _Parameter:
 
 def _parameters(command: Any) -> Iterator[_Parameter]:
     function = inspect.unwrap(command.callback)
-    hints = get_type_hints(function, include_extras=True)
-    for name, given in inspect.signature(function).parameters.items():
-        kind, info = get_args(hints[name])
+    for name, given in inspect.signature(function, eval_str=True).parameters.items():
+        kind, info = get_args(given.annotation)
         if info.hidden:
             continue
         kinds = [one for one in get_args(kind) or (kind,) if one is not type(None)]

@@ -73,7 +73,9 @@ def command(
             "spaces only.",
         ),
     ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
+    lowercase: Annotated[
+        bool, typer.Option("--lowercase", help="Ignore case in all scores.")
+    ] = False,
     tokenize: Annotated[
         Tokenize,
         typer.Option(
