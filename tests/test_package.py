@@ -24,7 +24,7 @@ PACKAGE = ROOT / "src" / "regard"
 # From the bottom up: a module imports from its own layer and from those below it. The names are
 # those of regard's modules and subpackages; "regard" is the public front, regard/__init__.py.
 LAYERS = (
-    {"score", "mask", "normalize", "dropout", "shapes", "placement"},
+    {"score", "mask", "normalize", "dropout", "shapes", "placement", "atomic_file"},
     {"pool"},
     {"front_door"},
     {"attend", "summary"},

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 import regard
+from regard.cli.command import Command, Commands
 from regard.cli.commands import (
     align,
     bench,
@@ -20,22 +21,15 @@ from regard.cli.commands import (
 
 app = typer.Typer(
     name="regard",
-    help="Attention for JAX: every score, every mask, every weight regime, and you can look at it.",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
-app.command("demo")(demo.command)
-app.command("tour")(tour.command)
-app.command("train")(train.command)
-app.command("translate")(translate.command)
-app.command("align")(align.command)
-app.command("evaluate")(evaluate.command)
-app.command("export")(export.command)
-app.command("serve")(serve.command)
-app.command("bench")(bench.command)
-app.command("doctor")(doctor.command)
+for module in (demo, tour, train, translate, align, evaluate, export, serve, bench, doctor):
+    app.command(module.__name__.rpartition(".")[2], cls=Command)(module.command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,7 +1,7 @@
-"""Programs that XLA has compiled, kept on disk from one command to the next.
+"""A command's translator, and the compiled programs that are kept on disk for the next command.
 
 A command of a few seconds spends most of them compiling. Only the command line sets this up: a
-library that writes into a home directory because it was imported would be a nuisance.
+library should not write into a home directory because it was imported.
 """
 
 import hashlib
@@ -10,16 +10,35 @@ import os
 import platform
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-LIMIT = 256 * 2**20  # bytes; what was not used for the longest time goes first
+if TYPE_CHECKING:
+    from regard.seq2seq.translator import Translator
+
+LIMIT = 256 * 2**20  # bytes; the least recently used programs are removed first
+
+
+def load_translator(model: Path | None, no_cache: bool, **options: Any) -> "Translator":
+    """Reads a model.
+
+    Args:
+        model: its folder; None: the one that comes with regard.
+        no_cache: do not keep compiled programs.
+        options: of `Translator.load`.
+    """
+    from regard.seq2seq.translator import Translator
+
+    if not no_cache:
+        keep_compiled_programs()
+    return Translator.load(model, **options)
 
 
 def keep_compiled_programs() -> Path | None:
     """Tells JAX to keep what it compiles in the user's cache folder.
 
-    The folder is $XDG_CACHE_HOME/regard/xla or ~/.cache/regard/xla, in it one for each kind of
+    The folder is $XDG_CACHE_HOME/regard/xla or ~/.cache/regard/xla, with a folder for each kind of
     processor: a program of one may not run on another. Where it cannot be written, nothing is
-    kept, and nobody need know. $JAX_COMPILATION_CACHE_DIR is obeyed.
+    kept, without a message. $JAX_COMPILATION_CACHE_DIR takes precedence.
 
     Returns:
         The folder; None where nothing is kept, or JAX's own setting says where.
@@ -35,12 +54,12 @@ def keep_compiled_programs() -> Path | None:
         return None
     if not os.access(folder, os.W_OK):
         return None
-    # A full disk is no reason to bother anyone either.
+    # Nor does a full disk need a message.
     warnings.filterwarnings("ignore", message="Error (writing|reading) persistent compilation")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    if importlib.util.find_spec("filelock") is not None:  # JAX needs it to keep to a size
+    if importlib.util.find_spec("filelock") is not None:  # JAX needs it for a size limit
         jax.config.update("jax_compilation_cache_max_size", LIMIT)
     return folder
 
@@ -51,7 +70,7 @@ def _cache_home() -> Path:
 
 
 def _machine() -> str:
-    """A name for what this processor can do."""
+    """A name for the instruction set of this processor."""
     flags = ""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What can go wrong with files and models, as one line on stderr and exit code 1."""
+"""Errors about files and models as one line on stderr and exit code 1."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ _PACKAGES = ("flax", "optax", "orbax", "sacrebleu", "safetensors", "tokenizers")
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Tells what the user can mend in one line; what is a fault of regard's keeps its traceback.
+    """Prints errors that the user can fix as one line; a bug of regard keeps its traceback.
 
-    A broken pipe (`| head`) is left to Typer, which ends quietly.
+    A broken pipe (`| head`) is handled in cli/__init__.py.
 
     Example:
         >>> import typer

@@ -1,4 +1,4 @@
-"""BLEU against the length of the source, as a picture: the curve that shows what attention buys."""
+"""A plot of BLEU against source length, which shows the benefit of attention."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""Options that several commands of the translator share, said once."""
+"""Options that several commands of the translator share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,26 +9,61 @@ Model = Annotated[
     Path | None,
     typer.Option(
         "--model",
-        help="Folder of a model or of a training run; without it, the English-French model that "
-        "comes with regard.",
+        metavar="FOLDER",
+        help="Folder of a model or of a training run.",
+        show_default="the English-French model that comes with regard",
     ),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="File to write to, whole or not at all; without it, stdout."),
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="File to write the result to; it appears only when it is complete.",
+        show_default="stdout",
+    ),
 ]
-Source = Annotated[Path | None, typer.Option("--source", help="File of source sentences.")]
-Target = Annotated[Path | None, typer.Option("--target", help="File of their translations.")]
+Source = Annotated[
+    Path | None,
+    typer.Option("--source", metavar="FILE", help="File with one source sentence per line."),
+]
+Target = Annotated[
+    Path | None,
+    typer.Option(
+        "--target", metavar="FILE", help="File with the translation of each line of --source."
+    ),
+]
 Tsv = Annotated[
-    Path | None, typer.Option("--tsv", help="File of pairs, a tab between source and target.")
+    Path | None,
+    typer.Option(
+        "--tsv",
+        metavar="FILE",
+        help="File of sentence pairs, with a tab between source and target; - for stdin.",
+    ),
 ]
-Beam = Annotated[int, typer.Option("--beam", min=1, help="Hypotheses kept alive; 1 is greedy.")]
+Beam = Annotated[
+    int,
+    typer.Option(
+        "--beam",
+        min=1,
+        max=256,
+        help="How many partial translations the search keeps; 1 is greedy search.",
+    ),
+]
 LengthPenalty = Annotated[
     float,
     typer.Option(
-        "--length-penalty", min=0.0, help="0 favors short translations, 1 the best average word."
+        "--length-penalty",
+        min=0.0,
+        max=10.0,
+        help="How strongly the search corrects its preference for short translations: 0 not at "
+        "all, 1 compares about the average per word.",
     ),
 ]
 NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Keep no compiled programs for the next time.")
+    bool,
+    typer.Option(
+        "--no-cache",
+        help="Do not keep compiled programs on disk; the next command compiles them again.",
+    ),
 ]

@@ -1,6 +1,9 @@
 """`regard align`: links as the library finds them, every option's error, and refusals."""
 
 import re
+import shlex
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -145,3 +148,47 @@ def test_bad_input_is_told_and_nothing_is_written(place, words, code, said):
     assert not (place / "links.txt").exists()
     if code == 1:
         assert result.stderr.count("\n") == 1
+
+
+def test_pairs_come_from_a_pipe_as_from_a_file(place, tmp_path):
+    expected = run(place, "--tsv", "{}/pairs.tsv").stdout
+    assert expected.count("\n") == 4
+    pairs = (place / "pairs.tsv").read_text()
+    command = [sys.executable, "-c", "from regard.cli import main; main()"]
+    given = ["align", "--model", f"{place}/there", "--no-cache"]
+    shell = {
+        "-": f"cat {place}/pairs.tsv | regard --tsv -",
+        "/dev/stdin": f"cat {place}/pairs.tsv | regard --tsv /dev/stdin",
+        "gzip": f"gzip < {place}/pairs.tsv | regard --tsv -",
+        "process substitution": f"regard --tsv <(cat {place}/pairs.tsv)",
+        "two": f"regard --source <(cat {place}/source.txt) --target - < {place}/target.txt",
+        "gold": f"regard --tsv - --gold <(cat {place}/gold.txt) < {place}/pairs.tsv",
+    }
+    words = " ".join(map(shlex.quote, [*command, *given]))
+    for how, line in shell.items():
+        script = f'regard() {{ {words} "$@"; }}; {line}'
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, (how, done.stderr)
+        assert ("AER" in done.stderr) is (how == "gold")
+        if how != "gold":
+            assert done.stderr == ""
+    found = CliRunner().invoke(app, [*given, "--tsv", "-"], input=pairs)
+    assert found.stdout == expected
+    bad = CliRunner().invoke(app, [*given, "--tsv", "-"], input=pairs + "no tab\n")
+    assert bad.exit_code == 1
+    assert bad.stderr.startswith("error: stdin:5: no tab. Fix")
+    both = CliRunner().invoke(app, [*given, "--source", "-", "--target", "/dev/stdin"], input="a")
+    assert both.exit_code == 1
+    assert "only one file can be read from stdin" in both.stderr
+    empty = CliRunner().invoke(app, [*given, "--tsv", "-"], input="")
+    assert empty.exit_code == 1
+    assert empty.stderr == "error: stdin: the file is empty.\n"
+
+
+def test_a_sentence_too_long_to_align_is_named_before_any_work(place, tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("one\tun\n" + "one " * 5000 + "\tun\n")
+    found = run(place, "--tsv", str(path))
+    assert found.exit_code == 1
+    assert found.stdout == ""
+    assert re.match(rf"error: {path}:2: a sentence of more than 16,384 characters", found.stderr)

@@ -72,10 +72,10 @@ def test_a_missing_bundled_model_is_told_and_the_rest_goes_on(shown):
     assert "3  How good it is" in result.stdout
 
 
-def test_promises_that_are_not_kept_are_told_and_fail(shown):
+def test_expectations_that_are_not_kept_are_told_and_fail(shown):
     result, _ = shown
-    assert re.search(r"exact match +0\.0 % +at least 95 % +NOT KEPT", result.stdout)
-    assert re.search(r"alignment error rate +[\d.]+ % +at most 15 % +NOT KEPT", result.stdout)
+    assert re.search(r"exact match +0\.0 % +at least 95 % +NOT REACHED", result.stdout)
+    assert re.search(r"alignment error rate +[\d.]+ % +at most 15 % +NOT REACHED", result.stdout)
     assert re.search(r"BLEU +[\d.]+", result.stdout)
     assert result.exit_code == 1
 
@@ -138,23 +138,23 @@ def judged(exact: float, aer: float) -> held_out.Judged:
 @pytest.mark.parametrize(
     ("exact", "aer", "words"),
     [
-        (95.0, 15.0, ["kept", "kept"]),
-        (94.9, 15.1, ["NOT KEPT"] * 2),
-        (99, 16, ["kept", "NOT KEPT"]),
+        (95.0, 15.0, ["reached", "reached"]),
+        (94.9, 15.1, ["NOT REACHED"] * 2),
+        (99, 16, ["reached", "NOT REACHED"]),
     ],
 )
-def test_the_figures_are_compared_with_the_promises(exact, aer, words):
+def test_the_figures_are_compared_with_the_expectations(exact, aer, words):
     out = io.StringIO()
     Console(file=out, width=80).print(demo._figures(judged(exact, aer)))
-    assert re.findall(r"% +((?:NOT )?(?:KEPT|kept))", out.getvalue()) == words
+    assert re.findall(r"% +((?:NOT )?(?:REACHED|reached))", out.getvalue()) == words
 
 
 def test_sentences_whose_words_change_places_are_shown_first():
     assert demo._worth_showing(judged(99, 1)) == [1, 0]
 
 
-def test_the_promises_are_those_of_the_issue():
-    assert (demo.PROMISED_MATCH, demo.PROMISED_AER) == (95, 15)
+def test_the_expectations_are_those_of_the_issue():
+    assert (demo.EXPECTED_MATCH, demo.EXPECTED_AER) == (95, 15)
     recipe = Settings.named("demo")
     assert recipe.data.grammar
     assert recipe.data.scope == "demo"

@@ -18,7 +18,7 @@ from regard.cli import backend_check
 from regard.cli.app import app
 from regard.cli.backend_check import SCORES, check_backend, hopper_refusal
 from regard.cli.commands import doctor
-from regard.cli.extras import EXTRAS, find_extras
+from regard.cli.commands.doctor import EXTRAS, find_extras
 from regard.placement import Device
 from regard.pool.pallas import MOSAIC_SINCE, interpreted
 

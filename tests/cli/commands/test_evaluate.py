@@ -100,7 +100,7 @@ def test_the_grammar_comes_with_its_links(place):
     [
         ((*FILES, "--gold-links", "{}/few.txt"), 1, "1 lines"),
         ((*FILES, "--tokenize", "no such"), 2, "no such"),
-        ((*FILES, "--plot", "{}/none/length.png"), 1, "the folder of the picture is not there"),
+        ((*FILES, "--plot", "{}/none/length.png"), 1, "the folder of the plot does not exist"),
         (("--tsv", "{}/none.tsv"), 1, r"none\.tsv"),
         (("--tsv", "{}/pairs.tsv", "--gold-links", "{}/gold.txt"), 2, "--source and --target"),
         (("--tsv", "{}/pairs.tsv", "--grammar", "demo"), 2, "name one corpus"),

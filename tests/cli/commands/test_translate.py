@@ -5,20 +5,23 @@ import io
 import json
 import os
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from regard.cli import compile_cache, text_lines
+from regard.cli import compile_cache, line_translation, text_lines
 from regard.cli.app import app
 from regard.cli.commands import translate
 from regard.cli.failures import one_line_errors
-from regard.cli.output import output
 from regard.cli.terminal.waiting import waiting
-from regard.seq2seq.alignment import format_links
+from regard.cli.text_lines import output
+from regard.seq2seq.alignment import argmax_links, format_links
 from regard.seq2seq.decode.hypotheses import SearchOptions
 from regard.seq2seq.translator import Translator
 from seq2seq.small_translator import save_small
@@ -116,7 +119,7 @@ def test_alignment_is_drawn_on_a_terminal_of_80_columns(model, expected, monkeyp
     monkeypatch.setenv("NO_COLOR", "1")
     show = translate._Show(screen, 1, as_json=False, alignment=True)
     for line, both in zip(LINES, expected, strict=True):
-        show(line, both[:1])
+        show(line, [both[:1]])
     drawn = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
     assert max(map(len, drawn.splitlines())) <= 80
     assert expected[0][0].text in drawn
@@ -262,3 +265,139 @@ def test_compiled_programs_are_kept_only_where_that_can_be(tmp_path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert compile_cache.keep_compiled_programs() is None
     assert not told
+
+
+def test_long_lines_are_translated_in_pieces_and_joined(model, monkeypatch):
+    """As if each sentence had been a line of its own."""
+    sentences = ["one two three.", "six five four.", "two two."]
+    line = " ".join(sentences)
+    apart = [run(model, "--n-best", "2", "--json", text).stdout for text in sentences]
+    apart = [json.loads(text)["translations"] for text in apart]
+    monkeypatch.setattr(line_translation, "LONG_LINE", 20)
+    lines = ["six", line, ""]
+    assert run(model, *lines).stdout.split("\n")[1] == " ".join(
+        best["text"] for best, _ in apart if best["text"]
+    )
+    ranked = run(model, "--n-best", "2", *lines).stdout.splitlines()
+    assert [text.split(" ||| ")[0] for text in ranked] == list("00112")
+    mean = sum(second["score"] for _, second in apart) / 3
+    assert float(ranked[3].split(" ||| ")[2]) == pytest.approx(mean, abs=2e-4)
+    told = json.loads(run(model, "--n-best", "2", "--json", *lines).stdout.splitlines()[1])
+    assert told["source"] == line
+    for rank, one in enumerate(told["translations"]):
+        assert one["pieces"] == [both[rank] for both in apart]
+        assert one["weights"] is None
+        assert one["source_words"] == [w for piece in one["pieces"] for w in piece["source_words"]]
+    text, links = run(model, "--alignment", *lines).stdout.splitlines()[1].split("\t")
+    best = told["translations"][0]
+    assert text == best["text"]
+    read = written = 0
+    expected = set()
+    for piece in best["pieces"]:
+        weights = np.array(piece["weights"]).reshape(len(piece["target_words"]), -1)
+        expected |= {(read + i, written + j) for i, j in argmax_links(weights)}
+        read, written = read + len(piece["source_words"]), written + len(piece["target_words"])
+    assert links == format_links(expected)
+
+
+MEASURED = """
+import resource, sys
+from regard.cli import main
+resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
+try:
+    main()
+finally:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("form", [["--json"], ["--alignment"], []])
+def test_a_line_of_a_megabyte_takes_little_memory(model, tmp_path, form):
+    """Its weights as one matrix would take 512 GiB."""
+    if form:
+        path, out = tmp_path / "in.txt", ["--out", tmp_path / "out.txt"]
+        path.write_text("one two.\n" + "four five six one two three. " * 36_000 + "\nsix.\n")
+    else:  # nowhere to cut, and a word of letters that the model has never seen; to stdout
+        path, out = tmp_path / "in.txt", []
+        path.write_text("one two.\n" + "six " * 125_000 + "z" * 500_000 + "\nsix.\n")
+    given = ["translate", "--model", model, "--beam", 1, "--no-cache", "--in", path, *out, *form]
+    result = subprocess.run(
+        [sys.executable, "-c", MEASURED, *map(str, given)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 0, result.stderr
+    written = (tmp_path / "out.txt").read_text() if out else result.stdout
+    lines = written.split("\n")
+    assert len(lines) == 4
+    assert len(lines[1]) > 20_000
+    assert int(result.stderr.split()[-1]) < 1500  # MiB
+
+
+def test_a_file_without_line_ends_is_refused_by_name(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(text_lines, "LONGEST_LINE", 1 << 10)
+    path = tmp_path / "in.txt"
+    path.write_bytes(b"one\n" + b"x" * (1 << 10) + b"\n")
+    result = run(model, "--in", path)
+    assert result.exit_code == 1
+    assert f"{path}:2: a line must not be longer than" in result.stderr
+    path.write_bytes(b"one\n" + b"x" * ((1 << 10) - 1) + b"\n")
+    assert run(model, "--in", path).exit_code == 0
+
+
+def test_groups_of_lines_are_bounded_in_number_and_weights(monkeypatch):
+    monkeypatch.setattr(line_translation, "TOGETHER", 3)
+    monkeypatch.setattr(line_translation, "WEIGHTS", 10_000)
+    lines = ["a", "", "b", "c", "d" * 40, "e" * 40, "f" * 100, "g"]
+    groups = list(line_translation._groups(lines, 1))
+    assert [text for group in groups for text, _ in group] == lines
+    assert [len(group) for group in groups] == [3, 3, 1, 1]
+    assert [len(group) for group in line_translation._groups(lines, 2)] == [3, 2, 1, 1, 1]
+
+
+def test_a_file_may_be_a_pipe(model, expected, tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(LINES) + "\n")
+    words = [sys.executable, "-c", "from regard.cli import main; main()", "translate"]
+    words += ["--model", str(model), "--beam", "3", "--no-cache"]
+    regard = " ".join(map(shlex.quote, words))
+    for line in (
+        f"{regard} --in <(cat in.txt)",
+        f"{regard} --in <(gzip < in.txt)",
+        f"cat in.txt | {regard} --in -",
+        f"cat in.txt | {regard} --in /dev/stdin",
+        f"cat in.txt | {regard} --in - --out out.txt; cat out.txt",
+        f"{regard} --in in.txt --out >(cat); sleep 1",
+    ):
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path)
+        assert done.stdout == texts_of(expected), (line, done.stderr)
+        assert done.stderr == ""
+
+
+def test_the_bar_shows_what_is_compiled_and_for_how_long_in_80_columns(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with waiting("loading the model") as wait:
+        wait.says("translating", 12_345_678, compiles="the search")
+        (task,) = wait._bar.tasks
+        task.start_time -= 215  # seconds
+        wait._bar.refresh()
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).split("\r")[-1]
+        assert "translating: compiling the search" in shown
+        assert "0:03:35" in shown
+        assert "12345678" not in shown  # nothing is counted yet
+        wait.at(12_000_000, "translating, 12,345 lines/s")
+        screen.truncate(0)
+        wait._bar.refresh()
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).strip("\0\r\n")
+        assert "translating, 12,345 lines/s" in shown
+        assert "12000000/12345678" in shown
+        assert "compiling" not in shown
+        assert "…" not in shown
+        assert max(map(len, shown.splitlines())) <= 80

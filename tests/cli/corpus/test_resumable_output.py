@@ -14,7 +14,9 @@ import time
 import pytest
 
 from regard.cli.corpus import resumable_output as parts_module
+from regard.cli.corpus.corpus_file import CorpusFile
 from regard.cli.corpus.resumable_output import Parts, folder_of
+from regard.seq2seq.distributed.launch import Process
 
 JOB = {"parts": 3, "beam": 5}
 WHOLE = "part 0\npart 1\npart 2\n"
@@ -56,7 +58,7 @@ def test_parts_of_another_job_are_refused_in_words(tmp_path):
     with pytest.raises(ValueError, match="longest None, not 95"):
         Parts(out, {**JOB, "longest": 95})
     (folder_of(out) / "manifest.json").write_text("[]")
-    with pytest.raises(ValueError, match="not a manifest of regard's"):
+    with pytest.raises(ValueError, match="not a manifest of regard"):
         Parts(out, JOB)
 
 
@@ -81,14 +83,14 @@ def test_parts_left_by_an_earlier_job_are_never_taken(tmp_path):
     with Parts(out, JOB, stays=True) as parts:
         make(parts)
         parts.join()
-    (folder_of(out) / "part-000001").write_text("of the earlier job\n")
+    (folder_of(out) / f"part-000001.{'0' * 32}").write_text("of the earlier job\n")
     with Parts(out, {**JOB, "beam": 1}, stays=True) as parts:
         assert parts.missing() == [0, 1, 2]
         assert out.read_text() == WHOLE  # until there is a new one
     assert listed(out) == ["claims", "manifest.json"]
 
 
-@pytest.mark.parametrize("dies_at", ["_move", "_tell", "_clear"])
+@pytest.mark.parametrize("dies_at", ["open_atomically", "_write_manifest", "_clear"])
 def test_a_join_that_was_cut_short_is_done_again(tmp_path, monkeypatch, dies_at):
     out = tmp_path / "out.txt"
 
@@ -100,15 +102,97 @@ def test_a_join_that_was_cut_short_is_done_again(tmp_path, monkeypatch, dies_at)
 
     with Parts(out, JOB) as parts:
         make(parts)
-        (folder_of(out) / "part-000002.abc.new").write_text("half a pa")  # of another that died
+        (folder_of(out) / ".part-000002.0123456789ab.new").write_text(
+            "half a pa"
+        )  # of another that died
         with monkeypatch.context() as patch:
-            patch.setattr(Parts, dies_at, die)
+            patch.setattr(parts_module if dies_at == "open_atomically" else Parts, dies_at, die)
             with pytest.raises(Killed):
                 parts.join()
     with Parts(out, JOB) as parts:
         parts.join()
     assert out.read_text() == WHOLE
     assert listed(out) in (None, ["claims", "manifest.json"])
+
+
+USERS = {
+    "a folder of the same name": lambda folder: (folder / "thesis.txt").write_text("years"),
+    "one that looks like ours": lambda folder: (folder / "part-000000").write_text("years"),
+    "with a manifest of something else": lambda folder: (folder / "manifest.json").write_text(
+        '{"job": {"parts": 3, "beam": 5}, "whole": null}'
+    ),
+}
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("kind", USERS)
+def test_a_folder_of_the_users_is_refused_and_untouched(tmp_path, kind, linked):
+    out = tmp_path / "out.txt"
+    folder = tmp_path / "elsewhere" if linked else folder_of(out)
+    folder.mkdir()
+    if linked:
+        folder_of(out).symlink_to(folder)
+    USERS[kind](folder)
+    before = {path: path.read_text() for path in folder.iterdir()}
+    for stays in (False, True):
+        with pytest.raises(ValueError, match=r"Fix: rename out\.txt\.parts, or .* another --out"):
+            Parts(out, JOB, stays=stays)
+    assert {path: path.read_text() for path in folder.iterdir()} == before
+
+
+def test_even_our_own_folder_is_refused_behind_a_link(tmp_path):
+    """Somebody may have moved it, or may want us to write elsewhere."""
+    with Parts(tmp_path / "other.txt", JOB) as parts:
+        make(parts)
+    folder_of(tmp_path / "out.txt").symlink_to(folder_of(tmp_path / "other.txt"))
+    with pytest.raises(ValueError, match="Fix: rename"):
+        Parts(tmp_path / "out.txt", JOB)
+    assert len(listed(tmp_path / "other.txt")) == 5
+
+
+def test_what_the_user_puts_into_our_folder_stays(tmp_path):
+    out = tmp_path / "out.txt"
+    names = ["part-1", "part-000000.txt", "notes.new"]
+    with Parts(out, JOB) as parts:
+        make(parts)
+        for name in names:
+            (folder_of(out) / name).write_text("mine")
+        assert parts.join()
+    assert out.read_text() == WHOLE
+    assert listed(out) == sorted(names)
+
+
+def test_claims_that_are_a_link_are_not_followed(tmp_path):
+    out = tmp_path / "out.txt"
+    folder_of(out).mkdir()
+    (folder_of(out) / "claims").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match="claims"):
+        Parts(out, JOB)
+    assert not (tmp_path / "victim").exists()
+
+
+@pytest.mark.parametrize("damage", ["cut short", "emptied", "a bit is flipped"])
+def test_a_damaged_part_is_made_again(tmp_path, damage):
+    source, out = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("a\nb\nc\n")
+    with Parts(out, JOB) as parts:
+        make(parts, [0, 1])
+        path = next(folder_of(out).glob("part-000001.*"))
+        data = path.read_bytes()
+        path.write_bytes(
+            {"cut short": data[:-1], "emptied": b"", "a bit is flipped": b"q" + data[1:]}[damage]
+        )
+        made = []
+        assert parts_module.run_corpus(
+            CorpusFile(source, 1),
+            parts,
+            Process(),
+            lambda run: f"part {run.index}\n",
+            done=lambda run: made.append(run.index),
+        )
+    assert made == [2, 1]
+    assert out.read_text() == WHOLE
+    assert sorted(os.listdir(tmp_path)) == ["in.txt", "out.txt"]
 
 
 def test_packed_parts_are_one_packed_file(tmp_path):
@@ -189,12 +273,12 @@ def test_the_claims_of_a_killed_process_are_free(tmp_path):
 FORKS = """
 import os, signal, sys, time, warnings
 from pathlib import Path
-from regard.cli.corpus import corpus_run
+from regard.cli.corpus import resumable_output
 from regard.cli.corpus.corpus_file import CorpusFile
 from regard.cli.corpus.resumable_output import Parts
-from regard.cli.corpus.which_process import Process
+from regard.seq2seq.distributed.launch import Process
 warnings.simplefilter("ignore")  # JAX, which is only imported, warns of forks
-corpus_run.POLL = 0.01
+resumable_output.POLL = 0.01
 source, out = map(Path, sys.argv[1:3])
 
 def note(what):
@@ -210,7 +294,7 @@ def work(count, number):
     signal.alarm(120)  # whoever hangs, dies
     file = CorpusFile(source, 7)
     with Parts(out, {"parts": file.count()[1]}, stays=True) as parts:
-        if corpus_run.run_corpus(file, parts, Process(number, count), backwards):
+        if resumable_output.run_corpus(file, parts, Process(number, count), backwards):
             note("joined")
 
 for order in sys.stdin:

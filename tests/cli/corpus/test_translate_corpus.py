@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 from regard.cli.app import app
 from regard.cli.corpus import corpus_translation
 from regard.cli.corpus.corpus_file import CorpusFile
-from regard.cli.corpus.resumable_output import folder_of
-from regard.cli.corpus.which_process import Process, which_process
+from regard.cli.corpus.resumable_output import Parts, folder_of
 from regard.seq2seq.decode.few_shapes import groups
 from seq2seq.small_translator import ENGLISH, save_small
 
@@ -105,17 +104,18 @@ def test_what_is_there_is_not_made_again(model, corpus, tmp_path):
     out = tmp_path / "out.txt"
     result = run(model, corpus, out, "--part-lines", 100, "--processes", 2, "--process-id", 1)
     assert re.search(
-        r"300 lines, whole\. This process translated 300 of them in .* lines/s", result.stderr
+        r"300 lines, complete\. This process translated 300 of them in .* lines/s", result.stderr
     )
     whole = out.read_text()
     again = run(model, corpus, out, "--part-lines", 100, "--processes", 2, "--process-id", 0)
-    assert "is whole already" in again.stderr
+    assert "is complete already" in again.stderr
     # As if it had been killed: one part is there, and has a mark by which to know it.
     manifest = folder_of(out) / "manifest.json"
     told = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**told, "whole": None}))
     lines = whole.splitlines(keepends=True)
-    (folder_of(out) / "part-000001").write_text("MARK " + "".join(lines[100:200]))
+    with Parts(out, told["job"]) as parts:
+        parts.write(1, "MARK " + "".join(lines[100:200]))
     assert run(model, corpus, out, "--part-lines", 100).exit_code == 0
     assert out.read_text() == "".join([*lines[:100], "MARK ", *lines[100:]])
     assert os.listdir(tmp_path) == ["out.txt"]
@@ -158,21 +158,14 @@ def test_a_file_that_changes_meanwhile_is_noticed(tmp_path):
         list(runs)
 
 
-def test_processes_are_numbered_by_options_or_by_launchers(model, corpus, tmp_path):
-    slurm = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
-    assert which_process(environment=slurm) == Process(3, 8)
-    assert which_process(2, 0, environment=slurm) == Process(0, 2)
-    torchrun = {"RANK": "1", "WORLD_SIZE": "2", **slurm}
-    assert which_process(environment=torchrun) == Process(1, 2)
-    mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", **slurm}
-    assert which_process(environment=mpi) == Process(0, 4)
-    assert which_process(environment={"SLURM_NTASKS": "8"}) == Process(0, 1)
-    with pytest.raises(ValueError, match="RANK is not a number: 'x'"):
-        which_process(environment={"RANK": "x", "WORLD_SIZE": "2"})
+def test_numbers_of_processes_that_cannot_be_are_refused(model, corpus, tmp_path):
     out = tmp_path / "out.txt"
     for words, said in [
         (["--processes", 2], "both or neither. Got --processes 2, --process-id None."),
-        (["--processes", 2, "--process-id", 2], "from 0 to one below their count. Got 2 and 2"),
+        (
+            ["--processes", 2, "--process-id", 2],
+            "Got process 2 of 2 (--processes and --process-id)",
+        ),
     ]:
         result = run(model, corpus, out, *words)
         assert result.exit_code == 1
@@ -208,7 +201,7 @@ def test_stopped_by_hand_it_says_how_to_go_on(model, corpus, tmp_path, monkeypat
     monkeypatch.setattr(corpus_translation, "run_corpus", stop)
     result = run(model, corpus, tmp_path / "out.txt")
     assert result.exit_code == 130
-    assert "the same command goes on from there" in result.stderr
+    assert "the same command resumes" in result.stderr
 
 
 def test_whole_batches_have_one_shape_for_each_width():

@@ -1,8 +1,7 @@
-"""`regard align`: which word translates which, by where a model looks while it writes.
+"""`regard align`: word alignments of given pairs, from a model's attention in forced decoding.
 
-By default (--look explaining) also by how likely each source word alone makes what was written.
-
-Links come out as Pharaoh's `i-j`, a line per pair, source word i and target word j counted from 0.
+By default (--look explaining) also from how likely each source word alone makes the target word.
+The output is Pharaoh's format: links `i-j`, a line per pair, words counted from 0.
 """
 
 import enum
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from regard.cli import options
+from regard.cli.compile_cache import load_translator
 from regard.cli.failures import one_line_errors
-from regard.cli.loading import load_translator
-from regard.cli.output import output
-from regard.cli.sentence_pairs import check_usage, in_chunks, read_corpus
+from regard.cli.sentence_pairs import check_usage, in_chunks, read_corpus, readable_twice
 from regard.cli.terminal.waiting import Waiting, waiting
+from regard.cli.text_lines import output
 
 if TYPE_CHECKING:
     from regard.seq2seq.alignment import Link, Links
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LookOf(enum.StrEnum):
-    """What speaks for a target word, see `Translator.align`."""
+    """Which attention links a target word, see `Translator.align`."""
 
     explaining = "explaining"
     writing = "writing"
@@ -34,7 +33,7 @@ class LookOf(enum.StrEnum):
 
 
 class Symmetrize(enum.StrEnum):
-    """How the links of both directions become one set."""
+    """How the links of both directions are combined."""
 
     none = "none"
     intersection = "intersection"
@@ -50,52 +49,76 @@ def command(
     model: options.Model = None,
     reverse_model: Annotated[
         Path | None,
-        typer.Option("--reverse-model", help="A model from target to source, to symmetrize with."),
+        typer.Option(
+            "--reverse-model",
+            metavar="FOLDER",
+            help="Model that translates from target to source; its links are combined with those "
+            "of --model.",
+        ),
     ] = None,
     symmetrize: Annotated[
         Symmetrize | None,
         typer.Option(
             "--symmetrize",
-            help="How both directions are combined; grow-diag-final-and, where there is a "
-            "--reverse-model.",
+            help="How to combine the links of both directions.",
+            show_default="grow-diag-final-and with --reverse-model, otherwise none",
         ),
     ] = None,
     look: Annotated[
         LookOf,
         typer.Option(
             "--look",
-            help="What speaks for a word: writing, the look that wrote it; reading, that of the "
-            "next step, which has read it; explaining, the first and how well each source word "
-            "explains it.",
+            help="Which attention links a target word: writing, that of the step that writes it; "
+            "reading, that of the next step, which reads it; explaining, that of writing and how "
+            "likely each source word alone makes the target word.",
         ),
     ] = LookOf.explaining,
     threshold: Annotated[
-        float, typer.Option("--threshold", min=0.0, max=1.0, help="No link that is not heavier.")
+        float,
+        typer.Option(
+            "--threshold", min=0.0, max=1.0, help="Drop links whose weight is not above this."
+        ),
     ] = 0.0,
     tokenized: Annotated[
-        bool, typer.Option("--tokenized", help="Words are what stands between spaces.")
+        bool,
+        typer.Option(
+            "--tokenized", help="The text is tokenized: split it into words at spaces only."
+        ),
     ] = False,
     gold: Annotated[
         Path | None,
-        typer.Option("--gold", help="File of gold links; prints every option's AER to stderr."),
+        typer.Option(
+            "--gold",
+            metavar="FILE",
+            help="File of gold links, a line per pair: also print the alignment error rate of "
+            "every --look and --symmetrize to stderr.",
+        ),
     ] = None,
     out: options.Out = None,
     no_cache: options.NoCache = False,
 ) -> None:
-    """Align given sentence pairs word by word, and write links i-j."""
+    """Align the words of sentence pairs, and write a line of links i-j for each pair.
+
+    The link i-j connects source word i and target word j, both counted from 0.
+    """
     check_usage(tsv, source, target)
     if symmetrize not in (None, Symmetrize.none) and reverse_model is None:
         raise typer.BadParameter("needs a --reverse-model.", param_hint="--symmetrize")
     if symmetrize is None:
         both = Symmetrize.grow_diag_final_and
         symmetrize = Symmetrize.none if reverse_model is None else both
-    with one_line_errors(), output(out) as file, waiting("reading") as wait:
-        corpus = read_corpus(tsv, source, target)
+    with (
+        one_line_errors(),
+        readable_twice(tsv, source, target, gold) as (tsv, source, target, gold),
+        output(out) as file,
+        waiting("reading") as wait,
+    ):
+        corpus = read_corpus(tsv, source, target, to_align=True)
         answers = None if gold is None else _read_gold(gold, corpus.report.kept)
         wait.says("loading the model")
         folders = [model] if reverse_model is None else [model, reverse_model]
         translators = [load_translator(folder, no_cache) for folder in folders]
-        wait.says("aligning", corpus.report.kept)
+        wait.says("aligning", corpus.report.kept, compiles="the forced decoding")
         looks: list[Look] = [one.value for one in LookOf if one is look or answers is not None]
         kept: dict[tuple[str, str], list[frozenset[Link]]] = {}
         for pairs in in_chunks(iter(corpus)):
@@ -118,7 +141,7 @@ def _links(
     tokenized: bool,
     wait: Waiting,
 ) -> dict[tuple[str, str], list["frozenset[Link]"]]:
-    """For each look and way to symmetrize, the links of every pair."""
+    """For each look and symmetrization, the links of every pair."""
     from regard.seq2seq.alignment import Symmetrization, symmetrize
 
     def read(text: str) -> Any:
@@ -170,7 +193,7 @@ def _read_gold(path: Path, pairs: int) -> list["Links"]:
 def _print_errors(
     kept: dict[tuple[str, str], list["frozenset[Link]"]], answers: list["Links"]
 ) -> None:
-    """A table of the alignment error rate of every look and symmetrization, the best marked."""
+    """Prints the alignment error rate of every look and symmetrization, the best in bold."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,7 +1,7 @@
-"""`regard demo`: translate with the bundled model, then train one from scratch and judge it.
+"""`regard demo`: translate with the bundled model, then train one from scratch and evaluate it.
 
-Everything runs here and now: the second model starts from random numbers and learns the embedded
-grammar in about two minutes. What a training run shows is train_run.py.
+The second model starts from random parameters and learns the built-in grammar in about two minutes.
+The output of a training run is train_run.py.
 """
 
 import itertools
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.cli import train_run
+from regard.cli.terminal.waiting import waiting
 
 if TYPE_CHECKING:
     from regard.seq2seq.train.held_out import Judged
@@ -31,19 +32,22 @@ SENTENCES = (
     "I think that my brother is still sleeping.",
 )
 
-HELD_OUT = 500  # sentences that the small model is judged on
-PROMISED_MATCH, PROMISED_AER = 95.0, 15.0  # percent: at least, at most
+HELD_OUT = 500  # sentences that the small model is evaluated on
+EXPECTED_MATCH, EXPECTED_AER = 95.0, 15.0  # percent: at least, at most
 PICTURES = 3
 
 
 def command(
     folder: Annotated[
-        Path, typer.Option("--folder", help="Where the pictures and the trained model go.")
+        Path,
+        typer.Option(
+            "--folder", metavar="FOLDER", help="Folder for the pictures and the trained model."
+        ),
     ] = Path("runs/demo"),
     recipe: Annotated[str, typer.Option(hidden=True)] = "demo",
     held_out: Annotated[int, typer.Option(hidden=True, min=1)] = HELD_OUT,
 ) -> None:
-    """Translate with the bundled model, then train a small one: under 4 minutes on two cores."""
+    """Translate with the bundled model, then train a small one (4 minutes on two cores)."""
     console = Console(width=min(WIDTH, Console().width), highlight=False)
     begun = time.monotonic()
     console.print()
@@ -61,18 +65,21 @@ def command(
 
 
 def _show_bundled(console: Console) -> None:
-    """A few sentences by the model that comes with the package."""
+    """Translates a few sentences with the model that comes with the package."""
     _heading(console, "1  English to French, by the bundled model")
     try:
         from regard.seq2seq.translator import Translator
         from regard.show import AttentionMap
 
         begun = time.monotonic()
-        translator = Translator.load(None)
-        found = translator.translate(list(SENTENCES))
+        with waiting("loading the model") as wait:
+            translator = Translator.load(None)
+            wait.says("translating", len(SENTENCES), compiles="the search")
+            found = translator.translate(list(SENTENCES))
     except (ImportError, OSError) as error:
         _indented(
-            console, Text(f"The bundled model is not here, so this part is left out: {error}")
+            console,
+            Text(f"This part is left out, because the bundled model cannot be loaded: {error}"),
         )
         return
     for sentence, (best, *_) in zip(SENTENCES, found, strict=True):
@@ -83,16 +90,16 @@ def _show_bundled(console: Console) -> None:
     taken = time.monotonic() - begun
     _indented(
         console,
-        f"Each row is a French word: how much the model looked at each English one to write it.\n"
+        f"Each row is a French word: its attention over the English words when it was written.\n"
         f"Loading, compiling and translating: {taken:.1f} s.",
     )
 
 
 def _train_and_judge(console: Console, folder: Path, recipe: str, held_out: int) -> bool:
-    """Trains the small model, prints its figures beside the promises, and draws the pictures.
+    """Trains the small model, prints its figures beside the expected ones, and draws pictures.
 
     Returns:
-        Whether the promises are kept.
+        Whether the figures are as good as expected.
     """
     from regard.seq2seq.corpus import Grammar
     from regard.seq2seq.train.held_out import judge
@@ -103,8 +110,8 @@ def _train_and_judge(console: Console, folder: Path, recipe: str, held_out: int)
     _heading(console, "2  A small model, from scratch")
     _indented(
         console,
-        "English–French sentences of the package's own grammar, which knows which word came from "
-        "which. Held out are combinations of words that no training sentence has.",
+        "It learns English–French sentences of the built-in grammar, which knows their word "
+        "alignments. The held-out sentences have combinations of words that are not in training.",
     )
     run = _fresh(folder / "run")
     begun = time.monotonic()
@@ -121,9 +128,9 @@ def _train_and_judge(console: Console, folder: Path, recipe: str, held_out: int)
     _indented(console, _figures(found))
     _indented(
         console,
-        "Aligned is each French word with the English one that was looked at most by the step "
+        "Each French word is aligned with the English word that has the largest weight in the step "
         "that writes it.\n"
-        f"Training took {trained:.0f} seconds, judging {judged:.0f}.\n",
+        f"Training took {trained:.0f} seconds, evaluation {judged:.0f}.\n",
     )
     shown = _worth_showing(found)
     for place in shown[:1]:
@@ -139,49 +146,49 @@ def _train_and_judge(console: Console, folder: Path, recipe: str, held_out: int)
     following = f'next: regard translate --model {model} "The small cat sleeps."'
     console.print(following, markup=False, soft_wrap=True)
     console.print("      regard tour, regard train --help")
-    return all(kept for *_, kept in _promises(found))
+    return all(kept for *_, kept in _expectations(found))
 
 
 def _fresh(run: Path) -> Path:
-    """The run's folder, without the run that an earlier demo left there."""
+    """The run's folder, after removing the run of an earlier demo."""
     from regard.seq2seq.text import tokenizer_pair
     from regard.seq2seq.train import settings
 
     if run.exists() and any(run.iterdir()):
-        ours = (settings.FILE, tokenizer_pair.FILE)  # one of them, where it was cut short
+        ours = (settings.FILE, tokenizer_pair.FILE)  # one of them, if that demo was interrupted
         if not any((run / name).exists() for name in ours):
             raise FileExistsError(
-                f"the demo trains in {run}, and there is something else in it. "
-                "Fix: --folder names another place."
+                f"the demo trains in {run}, which has files of something else in it. "
+                "Fix: another --folder."
             )
         shutil.rmtree(run)
     return run
 
 
 def _figures(found: "Judged") -> Table:
-    """What was measured beside what was promised."""
+    """A table of the measured figures beside the expected ones."""
     table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False)
     table.add_column(f"on {len(found.pairs)} held-out sentences")
     table.add_column("here", justify="right", style="bold")
-    table.add_column("promised", justify="right")
+    table.add_column("expected", justify="right")
     table.add_column("")
-    for name, value, promise, kept in _promises(found):
-        table.add_row(name, f"{value:.1f} %", promise, "kept" if kept else "NOT KEPT")
+    for name, value, promise, kept in _expectations(found):
+        table.add_row(name, f"{value:.1f} %", promise, "reached" if kept else "NOT REACHED")
     table.add_row("BLEU", f"{found.bleu.value:.1f}", "", "")
     return table
 
 
-def _promises(found: "Judged") -> list[tuple[str, float, str, bool]]:
-    """What is promised: a name, what came of it, the promise in words, whether it is kept."""
+def _expectations(found: "Judged") -> list[tuple[str, float, str, bool]]:
+    """For each expected figure: name, measured value, expectation, and whether it is reached."""
     exact, aer = found.exact, found.alignment.aer
     return [
-        ("exact match", exact, f"at least {PROMISED_MATCH:.0f} %", exact >= PROMISED_MATCH),
-        ("alignment error rate", aer, f"at most {PROMISED_AER:.0f} %", aer <= PROMISED_AER),
+        ("exact match", exact, f"at least {EXPECTED_MATCH:.0f} %", exact >= EXPECTED_MATCH),
+        ("alignment error rate", aer, f"at most {EXPECTED_AER:.0f} %", aer <= EXPECTED_AER),
     ]
 
 
 def _worth_showing(found: "Judged") -> list[int]:
-    """The sentences that were translated rightly and whose words change places most often."""
+    """The correctly translated sentences with the most crossing links."""
 
     def crossings(place: int) -> int:
         links = found.pairs[place].links
@@ -202,7 +209,7 @@ def _map_of(found: "Judged", place: int, title: str = "") -> "AttentionMap":
 
 
 def _draw(folder: Path, run: Path, found: "Judged", places: list[int]) -> list[Path]:
-    """The curves, and a map for each of a few sentences."""
+    """Draws the curves, and an attention map for each of a few sentences."""
     from regard.seq2seq.train.curves import draw_curves
 
     pictures = [draw_curves(run / "log.csv", folder / "curves.png")]

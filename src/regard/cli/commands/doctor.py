@@ -1,16 +1,19 @@
-"""`regard doctor`: what works on this machine, and why not the rest.
+"""`regard doctor`: what works on this machine, and why the rest does not.
 
-Versions, devices, every backend tried on a small problem (backend_check.py), extras (extras.py),
-and the bundled model. The exit code is 0 where attention works: nothing that claims to run
-computes anything wrong.
+It shows versions, devices, every backend run on a small problem (backend_check.py), the installed
+extras, and the bundled model. The exit code is 0 if every backend that accepts a problem solves it
+correctly.
 """
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,17 +24,22 @@ if TYPE_CHECKING:
 WIDTH = 80
 GPU_FIX = 'pip install "jax[cuda12]"'
 
+# For users; `all`, `dev` and `docs` are made of these or are for developers.
+EXTRAS = ("cli", "flax", "translate", "show", "serve", "bench")
+
+_REQUIREMENT = re.compile(r"([\w.-]+)\s*>=\s*([\d.]+)\s*;.*extra == ['\"](\w+)['\"]")
+
 # Set or not, these change what JAX does.
 VARIABLES = ("JAX_PLATFORMS", "JAX_ENABLE_X64", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES")
 
 
 def command(
-    as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the findings as JSON.")] = False,
 ) -> None:
-    """Check this installation: devices, versions, which backends work and why not the others."""
+    """Check this installation: versions, devices, and which backends work here."""
     from regard.cli.terminal.waiting import waiting
 
-    with waiting("trying every backend") as wait:
+    with waiting("compiling and running each backend") as wait:
         found = examine()
         with wait.aside():
             _tell(found, as_json)
@@ -49,9 +57,8 @@ def _tell(found: dict[str, Any], as_json: bool) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that was found out, as what JSON can hold."""
+    """All findings, in JSON types."""
     from regard.bench.run import machine
-    from regard.cli.extras import find_extras
 
     found: dict[str, Any] = {
         "healthy": False,
@@ -98,7 +105,7 @@ def _devices() -> list[dict[str, Any]]:
 
 
 def _backends() -> tuple[list[dict[str, Any]], str]:
-    """What each backend did, and a line for the kernel that `pallas` has for Hopper alone."""
+    """The result of each backend, and a row for the Hopper kernel of `pallas`."""
     from regard.cli import backend_check
 
     tried = backend_check.check_backends()
@@ -112,7 +119,7 @@ def _backends() -> tuple[list[dict[str, Any]], str]:
 
 
 def _bundled_model() -> dict[str, Any]:
-    """Whether the package carries its translator; whether it can run is a matter of extras."""
+    """Whether the package contains its translator; the extras decide whether it can run."""
     try:
         from regard.seq2seq.model.model_folder import FILES, model_folder
 
@@ -126,13 +133,78 @@ def _bundled_model() -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------
+# The extras, by what the package itself declares.
+
+
+@dataclass
+class Extra:
+    """One extra: its installed and its missing packages.
+
+    Attributes:
+        installed: package -> its version.
+        missing: packages that are absent, or older than regard needs.
+    """
+
+    name: str
+    installed: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def fix(self) -> str | None:
+        return f'pip install "regard[{self.name}]"' if self.missing else None
+
+
+def find_extras(requirements: list[str] | None = None) -> list[Extra]:
+    """Looks for every package of every extra.
+
+    Example:
+        >>> (extra, *_) = find_extras(["no-such-package>=1.0; extra == 'cli'"])
+        >>> extra.name, extra.missing, extra.fix
+        ('cli', ['no-such-package'], 'pip install "regard[cli]"')
+
+    Args:
+        requirements: in the form of package metadata; None: those of the installed regard.
+    """
+    if requirements is None:
+        try:
+            requirements = importlib.metadata.requires("regard") or []
+        except importlib.metadata.PackageNotFoundError:  # a source tree that was never installed
+            requirements = []
+    extras = {name: Extra(name) for name in EXTRAS}
+    for requirement in requirements:
+        parts = _REQUIREMENT.match(requirement)
+        if parts is None or parts[3] not in extras:
+            continue
+        package, oldest, extra = parts.groups()
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            extras[extra].missing.append(package)
+            continue
+        if _numbers(version) < _numbers(oldest):
+            extras[extra].missing.append(f"{package} {oldest} (here {version})")
+        else:
+            extras[extra].installed[package] = version
+    return list(extras.values())
+
+
+def _numbers(version: str) -> list[int]:
+    """The numbers a version begins with, without zeros at the end: [1, 2] for 1.2.0rc1."""
+    release = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(part) for part in release[0].split(".")] if release else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return numbers
+
+
+# ---------------------------------------------------------------------------------------------
 # The findings on a terminal.
 
 _SIGNS = {"works": "[green]✓[/]", "absent": "[dim]–[/]", "broken": "[red]✗[/]"}
 
 
 def print_findings(found: dict[str, Any], console: "Console") -> None:
-    """Prints what `examine` found, in as many columns as the console has."""
+    """Prints what `examine` found, as wide as the console."""
     from rich.markup import escape
 
     verdict = "[green]attention works here[/]" if found["healthy"] else "[red]something is wrong[/]"
@@ -140,8 +212,8 @@ def print_findings(found: dict[str, Any], console: "Console") -> None:
 
     _section(console, "This machine", ((None, name, escape(t)) for name, t in _machine(found)))
     if found["devices_failure"] is None:
-        _section(console, "Backends, each tried on a small problem", _backend_rows(found))
-    if found["extras"]:  # a source tree that was never installed knows of none
+        _section(console, "Backends, each run on a small problem", _backend_rows(found))
+    if found["extras"]:  # a source tree that was never installed has no metadata
         _section(console, "Extras", _extra_rows(found))
     model = found["model"]
     said = f"English to French, {model['megabytes']} MB" if model["present"] else model["reason"]
@@ -161,7 +233,7 @@ def _machine(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         more = f", compute capability {capability}" if capability else ""
         yield device["platform"], f"{device['name']}{more}"
     if found["unused_gpu"]:
-        yield "note", f"nvidia-smi is here, but this JAX has no GPU. Fix: {GPU_FIX}"
+        yield "note", f"nvidia-smi exists, but this JAX has no GPU support. Fix: {GPU_FIX}"
     for name, value in found["environment"].items():
         yield "set", f"{name}={value}"
 

@@ -1,4 +1,4 @@
-"""`regard evaluate`: how good a model's translations and alignments are, on pairs it is given.
+"""`regard evaluate`: the quality of a model's translations and alignments on given pairs.
 
 BLEU and chrF come with sacrebleu's signature. How the numbers are computed is
 regard.seq2seq.metrics; the picture is length_plot.py.
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli import options
+from regard.cli.compile_cache import load_translator
 from regard.cli.failures import one_line_errors
-from regard.cli.loading import load_translator
-from regard.cli.output import output
-from regard.cli.sentence_pairs import check_usage, in_chunks, read_corpus
+from regard.cli.line_translation import Form, translate_lines
+from regard.cli.sentence_pairs import check_usage, read_corpus, readable_twice
 from regard.cli.terminal.waiting import Waiting, waiting
+from regard.cli.text_lines import output
 
 if TYPE_CHECKING:
     from regard.seq2seq.corpus import Pair
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class Scope(enum.StrEnum):
-    """How many words of the embedded grammar."""
+    """Vocabulary sizes of the built-in grammar."""
 
     demo = "demo"
     full = "full"
 
 
 class Tokenize(enum.StrEnum):
-    """How sacrebleu finds the words that BLEU counts."""
+    """sacrebleu's tokenizers."""
 
     mteval = "13a"
     international = "intl"
@@ -49,39 +50,62 @@ def command(
     tsv: options.Tsv = None,
     grammar: Annotated[
         Scope | None,
-        typer.Option("--grammar", help="Held-out sentences of the embedded grammar, with links."),
+        typer.Option(
+            "--grammar",
+            metavar="SCOPE",
+            help="Evaluate on held-out sentences of the built-in English-French grammar, which "
+            "have gold links.",
+        ),
     ] = None,
     count: Annotated[
-        int, typer.Option("--count", min=1, help="So many sentences of the grammar.")
+        int,
+        typer.Option(
+            "--count", min=1, max=1_000_000, help="How many sentences of --grammar to evaluate on."
+        ),
     ] = 500,
     model: options.Model = None,
     gold_links: Annotated[
         Path | None,
         typer.Option(
             "--gold-links",
-            help="File of gold links for --source and --target, whose words are then what stands "
-            "between spaces.",
+            metavar="FILE",
+            help="File of gold links for --source and --target, which are then split into words at "
+            "spaces only.",
         ),
     ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Case does not count.")] = False,
+    lowercase: Annotated[
+        bool, typer.Option("--lowercase", help="Ignore case in all scores.")
+    ] = False,
     tokenize: Annotated[
         Tokenize,
-        typer.Option("--tokenize", help="sacrebleu's tokenizer; none for text that is tokenized."),
+        typer.Option(
+            "--tokenize",
+            metavar="NAME",
+            help="sacrebleu's tokenizer for BLEU; none for text that is already tokenized.",
+        ),
     ] = Tokenize.mteval,
     beam: options.Beam = 5,
     length_penalty: options.LengthPenalty = 1.0,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="PNG to draw BLEU against length in.")
+        Path | None,
+        typer.Option(
+            "--plot", metavar="FILE", help="PNG file for a plot of BLEU against source length."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The numbers as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the numbers as JSON.")] = False,
     out: options.Out = None,
     no_cache: options.NoCache = False,
 ) -> None:
-    """Score a model: BLEU, chrF, exact match, alignment error, and BLEU against length."""
+    """Evaluate a model: BLEU, chrF, exact match, alignment error rate, BLEU by length."""
     check_usage(tsv, source, target, grammar is not None)
     if gold_links is not None and source is None:
         raise typer.BadParameter("needs --source and --target.", param_hint="--gold-links")
-    with one_line_errors(), output(out) as file, waiting("reading") as wait:
+    with (
+        one_line_errors(),
+        readable_twice(tsv, source, target, gold_links) as (tsv, source, target, gold_links),
+        output(out) as file,
+        waiting("reading") as wait,
+    ):
         pairs = _pairs(tsv, source, target, gold_links, grammar, count)
         if plot is not None:
             _check_plot(plot)
@@ -115,7 +139,7 @@ def _pairs(
     count: int,
 ) -> list["Pair"]:
     if grammar is None:
-        return list(read_corpus(tsv, source, target, links))
+        return list(read_corpus(tsv, source, target, links, to_align=links is not None))
     from regard.seq2seq.corpus import Grammar
 
     return list(Grammar(count, "test", scope=grammar.value))
@@ -124,29 +148,28 @@ def _pairs(
 def _translated(
     translator: "Translator", pairs: list["Pair"], search: "SearchOptions", wait: Waiting
 ) -> list[str]:
-    wait.says("translating", len(pairs))
-    texts: list[str] = []
-    for chunk in in_chunks(iter(pairs)):
-        with wait.chunk(len(chunk)):
-            sources = [pair.source for pair in chunk]
-            found = translator.translate(sources, search=search, progress=wait.done)
-        texts += [best.text for best, *_ in found]
-    return texts
+    wait.says("translating", len(pairs), compiles="the search")
+    with wait.chunk(len(pairs)):
+        sources = [pair.source for pair in pairs]
+        found = translate_lines(translator, sources, progress=wait.done, search=search)
+        return [
+            Form().told(source, pieces)[0] for source, pieces in zip(sources, found, strict=True)
+        ]
 
 
 def _aligned(
     translator: "Translator", pairs: list["Pair"], tokenized: bool, wait: Waiting
 ) -> "AlignmentScore | None":
-    """The alignment error while the model is made to write the references, where gold is known.
+    """The alignment error of forced decoding, where every pair has gold links.
 
-    By the look with which each word was written, as `regard align --look writing`.
+    A word is linked by the attention that it is written with, as in `regard align --look writing`.
     """
     gold = [pair.links for pair in pairs if pair.links is not None]
     if len(gold) < len(pairs):
         return None
     from regard.seq2seq.metrics import alignment_error
 
-    wait.says("aligning", len(pairs))
+    wait.says("aligning", len(pairs), compiles="the forced decoding")
     given: list[tuple[Any, Any]] = [(pair.source, pair.target) for pair in pairs]
     if tokenized:
         given = [(source.split(), target.split()) for source, target in given]
@@ -162,15 +185,15 @@ def _scores(
     lowercase: bool,
     tokenize: str,
 ) -> dict[str, Any]:
-    """Every number, as what JSON can hold."""
+    """All numbers, in JSON types."""
     from regard.seq2seq.metrics import bleu, bleu_by_length, chrf, exact_match
     from regard.seq2seq.text.words import normalize
 
     references = [pair.target for pair in pairs]
     sources = [pair.source for pair in pairs]
     how: Any = dict(lowercase=lowercase, tokenize=tokenize)
-    # A typographic apostrophe makes no other sentence. BLEU and chrF take references as they are:
-    # that is what makes them comparable.
+    # For exact match, typographic apostrophes are normalized. BLEU and chrF take the references
+    # unchanged, so that they can be compared with published ones.
     same = [[normalize(text, lowercase=lowercase) for text in side] for side in (texts, references)]
     bins = bleu_by_length(sources, texts, references, **how)
     return {
@@ -201,10 +224,10 @@ def _print(scores: dict[str, Any], file: Any) -> None:
 
 
 def _check_plot(path: Path) -> None:
-    """What a picture needs, before an hour of translating and not after it."""
+    """Raises before the translation what would make the plot fail after it."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
-        raise ImportError('a picture needs matplotlib. Fix: pip install "regard[show]"') from None
+        raise ImportError('--plot needs matplotlib. Fix: pip install "regard[show]"') from None
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder of the picture is not there: {path.parent}")
+        raise FileNotFoundError(f"the folder of the plot does not exist: {path.parent}")

@@ -1,7 +1,7 @@
-"""`regard tour`: attention on the terminal, in four stops and under a minute.
+"""`regard tour`: attention on the terminal, in four parts and under a minute.
 
-Each stop computes something small with the public names and draws it; read in order, they are a
-short tutorial too. How weights are drawn is show/shades.py.
+Each part computes something small with the public API and draws it; in order, they are a short
+tutorial. The drawing of weights is show/shades.py.
 """
 
 import math
@@ -33,10 +33,15 @@ SENTENCES = ("we look at the sky", "birds can fly", "hello", "")
 
 def command(
     tokens: Annotated[
-        int, typer.Option(min=1, help="Queries and keys of the last stop, the long one.")
+        int,
+        typer.Option(
+            min=1,
+            max=1 << 20,
+            help="Length of the long sequence in the last part: queries, and keys.",
+        ),
     ] = TOKENS,
 ) -> None:
-    """Take a tour on the terminal: weight regimes, scores, masks, and a long sequence."""
+    """Show attention on the terminal: weight regimes, scores, masks, a long sequence."""
     console = Console(width=min(WIDTH, Console().width), highlight=False)
     console.print()
     console.rule(f"[bold]regard {regard.__version__}[/] · attention you can look at")
@@ -223,7 +228,7 @@ def long_sequence(console: Console, tokens: int = TOKENS) -> None:
 
     score = regard.Additive(query_kernel, key_kernel, vector)
     with spinner(console) as progress:
-        task = progress.add_task("compiling")
+        task = progress.add_task("compiling the attention of this sequence")
         start = time.perf_counter()
         compiled = attend.lower(query, key, value, score).compile()
         compiled_in = time.perf_counter() - start

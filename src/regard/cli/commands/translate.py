@@ -1,7 +1,7 @@
 """`regard translate`: text in, one translation per line out, in the order of the input.
 
-Everything that is not a translation goes to stderr, so that it pipes. From a file into a file is
-corpus_translation.py: any size, any number of processes.
+Everything that is not a translation goes to stderr, so that stdout can be piped. From a file into a
+file is corpus_translation.py: any size, any number of processes.
 """
 
 import sys
@@ -12,53 +12,66 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from regard.cli import options, text_lines
-from regard.cli.corpus.corpus_translation import Request, how_to_go_on, translate_corpus
-from regard.cli.corpus.which_process import which_process
+from regard.cli.compile_cache import load_translator
+from regard.cli.corpus.corpus_translation import Request, how_to_resume, translate_corpus
 from regard.cli.failures import one_line_errors
-from regard.cli.loading import load_translator
-from regard.cli.output import output
+from regard.cli.line_translation import Form, Pieces, translate_lines
+from regard.cli.sentence_pairs import is_pipe
 from regard.cli.terminal.waiting import Waiting, waiting
-from regard.cli.translation_form import Form
+from regard.cli.text_lines import output
+from regard.seq2seq.distributed.launch import which_process
 
 if TYPE_CHECKING:
     from regard.seq2seq.translation import Translation
 
-MAP_WIDTH = 100  # columns of an alignment, at most
-CORPUS = "From --in into --out"
+MAP_WIDTH = 100  # columns of a drawn alignment, at most
+CORPUS = "Large files, with --in and --out"
 
 
 def command(
     text: Annotated[
-        list[str] | None, typer.Argument(help="Sentences, each in quotation marks.")
+        list[str] | None,
+        typer.Argument(help="The sentences to translate, each in quotation marks."),
     ] = None,
     model: options.Model = None,
     in_file: Annotated[
         Path | None,
-        typer.Option("--in", help="File with a sentence per line, plain or gzip; else stdin."),
+        typer.Option(
+            "--in",
+            metavar="FILE",
+            help="File with a sentence per line, plain or gzip; - for stdin.",
+            show_default="stdin",
+        ),
     ] = None,
     out: options.Out = None,
     beam: options.Beam = 5,
     n_best: Annotated[
         int,
         typer.Option(
-            "--n-best", min=1, help="So many of each sentence, as lines: index ||| text ||| score."
+            "--n-best",
+            min=1,
+            help="How many translations to write for each sentence, at most --beam; if more than "
+            "one, as lines: index ||| text ||| score.",
         ),
     ] = 1,
     length_penalty: options.LengthPenalty = 1.0,
     longest: Annotated[
         int,
         typer.Option(
-            "--longest", min=1, help="A text of more tokens is translated sentence by sentence."
+            "--longest",
+            min=1,
+            help="Translate a text of more tokens than this in parts, cut at sentence ends.",
         ),
     ] = 95,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A JSON object per sentence, with words and weights.")
+        bool,
+        typer.Option("--json", help="Write a JSON object per sentence, with words and attention."),
     ] = False,
     alignment: Annotated[
         bool,
         typer.Option(
             "--alignment",
-            help="Where the model looked: drawn on a terminal, else a tab and links i-j.",
+            help="Add the word alignment: drawn on a terminal, otherwise as links i-j after a tab.",
         ),
     ] = False,
     no_cache: options.NoCache = False,
@@ -67,15 +80,18 @@ def command(
         typer.Option(
             "--processes",
             min=1,
-            help="How many share the work on --in, each with the same command and --out; without "
-            "it, what Slurm, MPI or torchrun says.",
+            help="How many processes share the work, each started with the same command.",
+            show_default="what Slurm, MPI or torchrun says, otherwise 1",
             rich_help_panel=CORPUS,
         ),
     ] = None,
     process_id: Annotated[
         int | None,
         typer.Option(
-            "--process-id", min=0, help="Which of them this is, from 0.", rich_help_panel=CORPUS
+            "--process-id",
+            min=0,
+            help="Number of this process among --processes, from 0.",
+            rich_help_panel=CORPUS,
         ),
     ] = None,
     part_lines: Annotated[
@@ -83,21 +99,23 @@ def command(
         typer.Option(
             "--part-lines",
             min=1,
-            help="Lines that are kept together: what a killed process has to do again.",
+            help="Lines of a part: if a process is killed, at most this many are lost.",
             rich_help_panel=CORPUS,
         ),
     ] = 5000,
 ) -> None:
     """Translate sentences from the command line, a file, or stdin.
 
-    From --in into --out, a file may have any size: it is read as a stream and translated in parts,
-    in --out.parts. Killed, the same command goes on from there.
+    With --in and --out, the file may have any size: it is translated in parts, which are kept in
+    the folder OUT.parts until all are done. If the command is stopped, the same command resumes.
     """
     if text and in_file is not None:
         raise typer.BadParameter("text or --in, not both.", param_hint="--in")
     if n_best > beam:
         raise typer.BadParameter(f"at most the beam, {beam}. Got {n_best}.", param_hint="--n-best")
-    if in_file is not None and out is not None and _are_files(in_file, out):
+    if in_file is not None and str(in_file) == "-":
+        in_file = Path("/dev/stdin")
+    if in_file is not None and out is not None and not (is_pipe(in_file) or is_pipe(out)):
         form = Form(n_best, as_json, alignment)
         request = Request(model, beam, length_penalty, longest, form, part_lines, no_cache)
         _from_file_into_file(in_file, out, request, processes, process_id)
@@ -115,18 +133,13 @@ def command(
             translator = load_translator(model, no_cache, longest=longest)
             search = SearchOptions(beam=beam, length_penalty=length_penalty)
             typed = not text and in_file is None and sys.stdin.isatty()
-            if typed:  # a bar would get in the way of the typing
+            if typed:  # no bar while somebody types
                 with wait.aside():
                     typer.echo("one sentence per line; end with Ctrl-D", err=True)
                     _translate(translator, lines, 1, Waiting(None), show, search, n_best)
                 return
-            wait.says("translating", total)
+            wait.says("translating", total, compiles="the search")
             _translate(translator, lines, text_lines.LINES, wait, show, search, n_best)
-
-
-def _are_files(source: Path, out: Path) -> bool:
-    """Whether neither is a pipe or a device: parts are read again, and moved."""
-    return all(path.is_file() or path.is_dir() or not path.exists() for path in (source, out))
 
 
 def _from_file_into_file(
@@ -138,18 +151,20 @@ def _from_file_into_file(
             with waiting("reading") as wait:
                 translate_corpus(source, out, request, process, wait)
         except KeyboardInterrupt:
-            typer.echo(how_to_go_on(out), err=True)
+            typer.echo(how_to_resume(out), err=True)
             raise typer.Exit(130) from None
 
 
 def _lines(texts: list[str] | None, path: Path | None) -> tuple[Iterable[str], int | None]:
-    """The input, and how many lines it has, where that can be known."""
+    """The input lines, and their number where it can be known in advance."""
     if texts:
         return text_lines.from_arguments(texts), len(texts)
-    if path is not None:
-        # Read through first: an error in the last line should not come after half the output.
-        return text_lines.from_file(path), sum(1 for _ in text_lines.from_file(path))
-    return text_lines.from_stdin(), None
+    if path is None or str(path) == "/dev/stdin":
+        return text_lines.from_stdin(), None
+    if is_pipe(path):
+        return text_lines.from_file(path), None
+    # Read through first: an error in the last line should not come after half the output.
+    return text_lines.from_file(path), sum(1 for _ in text_lines.from_file(path))
 
 
 def _translate(
@@ -163,36 +178,48 @@ def _translate(
 ) -> None:
     for sources in text_lines.chunks(lines, chunk):
         with wait.chunk(len(sources)):
-            found = translator.translate(sources, search=search, n_best=n_best, progress=wait.done)
+            found = list(
+                translate_lines(
+                    translator,
+                    sources,
+                    n_best=n_best,
+                    weights=show.needs_weights,
+                    progress=wait.done,
+                    search=search,
+                )
+            )
         with wait.aside():
-            for source, translations in zip(sources, found, strict=True):
-                show(source, translations)
+            for source, pieces in zip(sources, found, strict=True):
+                show(source, pieces)
             show.file.flush()
 
 
 class _Show:
-    """Writes the translations of one sentence after the other, in the form that was asked for."""
+    """Writes the translations of one line after the other, in the requested form."""
 
     def __init__(self, file: TextIO, n_best: int, as_json: bool, alignment: bool) -> None:
         self.file = file
         self.drawn = alignment and not as_json and file.isatty()
         self.form = Form(n_best, as_json, links=alignment and not self.drawn)
+        self.needs_weights = self.drawn or self.form.needs_weights
         self.count = 0
 
-    def __call__(self, source: str, translations: list["Translation"]) -> None:
-        lines = self.form.lines(self.count, self.form.told(source, translations))
+    def __call__(self, source: str, pieces: Pieces) -> None:
+        lines = self.form.lines(self.count, self.form.told(source, pieces))
         self.count += 1
         if not self.drawn:
             self.file.writelines(line + "\n" for line in lines)
             return
-        for line, one in zip(lines, translations, strict=True):
+        for rank, line in enumerate(lines):
             print(line, file=self.file)
-            if one.weights.size:
-                _draw(one)
+            for piece in pieces:
+                one = piece[min(rank, len(piece) - 1)]
+                if one.weights.size:
+                    _draw(one)
 
 
 def _draw(one: "Translation") -> None:
-    """A row for each word that was written, a column for each that was read."""
+    """Draws the attention: a row for each target word, a column for each source word."""
     from rich.console import Console
 
     from regard.show import AttentionMap

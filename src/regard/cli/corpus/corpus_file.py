@@ -1,4 +1,4 @@
-"""A large file of lines to translate: which file it is, and its lines in runs of a few thousand."""
+"""A large file of lines to translate: its digest, and its lines in runs of a few thousand."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from regard.cli import text_lines
 
 @dataclass(frozen=True)
 class Run:
-    """Lines that follow each other.
+    """Consecutive lines.
 
     Attributes:
         index: which run this is, from 0.
@@ -41,8 +41,7 @@ class CorpusFile:
         per_run: lines of a run; fewer where they are very long.
 
     Attributes:
-        digest: of its bytes. Another file of the same name, or the same one with a line changed,
-            has another.
+        digest: of its bytes.
     """
 
     def __init__(self, path: Path, per_run: int) -> None:
@@ -55,8 +54,7 @@ class CorpusFile:
         """The runs, in order.
 
         Raises:
-            ValueError: the file is empty, broken or not UTF-8; or it is no longer the file of the
-                digest.
+            ValueError: the file is empty, damaged or not UTF-8, or was changed since it was opened.
         """
         first = 0
         for index, lines in enumerate(
@@ -65,13 +63,13 @@ class CorpusFile:
             if self._stamp_now() != self._stamp:
                 raise ValueError(
                     f"{self.path} was changed while it was being translated. "
-                    "Fix: start again, and leave it alone till then."
+                    "Fix: start again, and do not change it meanwhile."
                 )
             yield Run(index, first, lines)
             first += len(lines)
 
     def count(self) -> tuple[int, int]:
-        """How many lines and runs there are; the file is read through."""
+        """The numbers of lines and of runs; the whole file is read."""
         lines = runs = 0
         for run in self.runs():
             lines, runs = lines + len(run.lines), runs + 1

@@ -1,6 +1,6 @@
-"""`regard translate --in FILE --out FILE`: a file of any size, in parts that outlast a kill.
+"""`regard translate --in FILE --out FILE`: a file of any size, in parts that survive a kill.
 
-What is done with the parts is corpus_run.py; here they are translated, and the pace is told.
+How parts are kept is resumable_output.py; here they are translated, and progress is shown.
 """
 
 import sys
@@ -13,26 +13,30 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import regard
-from regard.cli import text_lines
+from regard.cli.compile_cache import load_translator
 from regard.cli.corpus.corpus_file import CorpusFile, Run, digest_of
-from regard.cli.corpus.corpus_run import run_corpus
-from regard.cli.corpus.resumable_output import PARTS, Parts, folder_of, read_manifest
-from regard.cli.corpus.which_process import Process
-from regard.cli.loading import load_translator
+from regard.cli.corpus.resumable_output import (
+    PARTS,
+    Parts,
+    check_place,
+    folder_of,
+    read_manifest,
+    run_corpus,
+)
+from regard.cli.line_translation import Form, translate_lines
 from regard.cli.terminal.waiting import Waiting
-from regard.cli.translation_form import Form
+from regard.seq2seq.distributed.launch import Process
 
 if TYPE_CHECKING:
     from regard.seq2seq.translator import Translator
 
-SLICE = 2048  # lines that are translated at a time; their attention is what takes memory
-GREEDY_TOKENS = 2048  # places of a batch; a fifth faster than 512, which beams are as fast with
-LOG_EVERY = 60.0  # seconds, where there is no terminal to show a bar on
+GREEDY_TOKENS = 2048  # of a batch: a fifth faster than 512 for greedy search, not for beams
+LOG_EVERY = 60.0  # seconds between progress lines, where stderr is not a terminal
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for; all of it but `no_cache` is part of the job that a manifest names."""
+    """The options; all of them but `no_cache` are part of the job that the manifest records."""
 
     model: Path | None
     beam: int
@@ -46,19 +50,20 @@ class Request:
 def translate_corpus(
     source: Path, out: Path, request: Request, process: Process, wait: Waiting
 ) -> None:
-    """Translates a file; returns when the translation is whole, whoever had which part in it.
+    """Translates a file, and returns when all processes together have completed it.
 
     Args:
         source: a sentence per line, plain or gzip.
-        out: the translation, packed where its name ends in .gz.
+        out: the translation, compressed if its name ends in .gz.
         request: model and options.
         process: which one this is, of how many.
-        wait: where to show how far it is.
+        wait: where to show the progress.
 
     Raises:
-        ValueError: the source is no text, or was changed meanwhile; or there are unfinished parts,
-            made of another file, by another model, or with other options.
+        ValueError: the source is not text, or was changed meanwhile; the folder for the parts is
+            not ours; or its unfinished parts are of another file, model or options.
     """
+    check_place(out)
     wait.says(f"reading {source.name}")
     file = CorpusFile(source, request.part_lines)
     job = _job(file, out, request)
@@ -66,8 +71,8 @@ def translate_corpus(
         pace = _Pace(wait, parts, job["lines"], out)
         if not parts.unfinished():
             pace.says(
-                f"{out} is whole already: the same lines, model and options. To make it again, "
-                "remove it first."
+                f"{out} is complete already, with the same lines, model and options. To translate "
+                "again, remove it first."
             )
             return
         wait.says("loading the model")
@@ -79,7 +84,7 @@ def translate_corpus(
 
 
 def _job(file: CorpusFile, out: Path, request: Request) -> dict[str, Any]:
-    """What makes this translation this one and no other; the manifest has it."""
+    """Everything that the translation depends on, for the manifest."""
     from regard.seq2seq.model.model_folder import FILES, model_folder
 
     found = model_folder(request.model)
@@ -95,7 +100,7 @@ def _job(file: CorpusFile, out: Path, request: Request) -> dict[str, Any]:
         "alignment": request.form.links,
         "lines of a part": request.part_lines,
     }
-    # Whoever comes second need not count again.
+    # A later process need not count again.
     known = (read_manifest(out) or {"job": {}})["job"]
     if all(known.get(name) == value for name, value in job.items()):
         return known
@@ -105,7 +110,7 @@ def _job(file: CorpusFile, out: Path, request: Request) -> dict[str, Any]:
 
 
 class _Work:
-    """Translates runs of lines; a call of it does not depend on the calls before."""
+    """Translates runs of lines; each call is independent of the calls before."""
 
     def __init__(
         self,
@@ -121,33 +126,27 @@ class _Work:
 
         self.translator, self.form, self.progress = translator, request.form, progress
         self.search = SearchOptions(beam=request.beam, length_penalty=request.length_penalty)
-        self.whole_batches = lines > HURRY  # else compiling them would take longest
+        self.whole_batches = lines > HURRY  # for fewer lines, compiling them would take longest
         greedy = request.beam == 1 and jax.default_backend() == "cpu"
         self.batch_tokens = GREEDY_TOKENS if greedy and self.whole_batches else None
 
     def __call__(self, run: Run) -> str:
         # Each line once, however often it is there, and lines of about one length together.
         distinct = sorted(dict.fromkeys(run.lines), key=len)
-        told: dict[str, tuple[str, ...]] = {}
-        for some in text_lines.chunks(distinct, SLICE):
-            before = len(told)
-
-            def progress(
-                done: int, total: int, before: int = before, size: int = len(some)
-            ) -> None:
-                self.progress((before + size * done / total) / len(distinct))
-
-            found = self.translator.translate(
-                some,
-                search=self.search,
-                n_best=self.form.n_best,
-                batch_tokens=self.batch_tokens,
-                hurry=not self.whole_batches,
-                whole_batches=self.whole_batches,
-                progress=progress,
-            )
-            for line, translations in zip(some, found, strict=True):
-                told[line] = self.form.told(line, translations)
+        found = translate_lines(
+            self.translator,
+            distinct,
+            n_best=self.form.n_best,
+            weights=self.form.needs_weights,
+            progress=lambda done, total: self.progress(done / total),
+            search=self.search,
+            batch_tokens=self.batch_tokens,
+            hurry=not self.whole_batches,
+            whole_batches=self.whole_batches,
+        )
+        told = {
+            line: self.form.told(line, pieces) for line, pieces in zip(distinct, found, strict=True)
+        }
         return "".join(
             text + "\n"
             for index, line in enumerate(run.lines, run.first)
@@ -156,7 +155,7 @@ class _Work:
 
 
 class _Pace:
-    """How far all processes together are, and how fast: on a bar, or as a line a minute."""
+    """Shows the progress of all processes together: on a bar, or as a line per minute."""
 
     def __init__(self, wait: Waiting, parts: Parts, lines: int, out: Path) -> None:
         self.wait, self.parts, self.lines, self.out = wait, parts, lines, out
@@ -167,10 +166,10 @@ class _Pace:
     def begin(self) -> None:
         self._parts_before = self.parts.count - len(self.parts.missing())
         self._begun = self._said = time.monotonic()
-        self.wait.says("translating", self.lines)
+        self.wait.says("translating", self.lines, compiles="the search")
 
     def at(self, fraction: float) -> None:
-        """So much of the part in hand is done."""
+        """Shows the progress, `fraction` of the current part being done."""
         now = time.monotonic()
         if now - self._looked < 1:
             return
@@ -195,8 +194,8 @@ class _Pace:
         seconds = max(time.monotonic() - self._begun, 1e-9)
         if self.parts.count > 1 or self.parts.stays:
             self.says(
-                f"{self.out}: {self.lines:,} lines, whole. This process translated {self.own:,} of "
-                f"them in {seconds:,.1f} s, {self.own / seconds:,.0f} lines/s."
+                f"{self.out}: {self.lines:,} lines, complete. This process translated {self.own:,} "
+                f"of them in {seconds:,.1f} s, {self.own / seconds:,.0f} lines/s."
             )
 
     def _log(self, what: str) -> None:
@@ -210,6 +209,6 @@ class _Pace:
             typer.echo(what, err=True)
 
 
-def how_to_go_on(out: Path) -> str:
-    """What to say to someone who has stopped it."""
-    return f"stopped. What is done is in {folder_of(out)}; the same command goes on from there."
+def how_to_resume(out: Path) -> str:
+    """The message after an interrupt."""
+    return f"stopped. Finished parts are in {folder_of(out)}; the same command resumes."

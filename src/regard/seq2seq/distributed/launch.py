@@ -1,15 +1,94 @@
-"""Who takes part in a run of several processes, as their launcher says it.
+"""Which process of how many this is, as its launcher says it.
 
-regard starts no processes. Slurm, MPI, Kubernetes, torchrun or a person in several terminals does,
-and each process has to learn three things: where process 0 is, how many there are, and which one
-it is. This file finds them out; hosts.py connects.
+regard starts no processes. Slurm, MPI, Kubernetes, torchrun or a person in several terminals does.
+Processes that share files only (`regard translate --in --out`) need to know how many there are and
+which one this is; those that train together also need the address of process 0. This file finds
+these out, from one table of launchers; hosts.py connects.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 # In torchrun's words: where process 0 is, how many there are, which one this is.
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+
+# The innermost first: (name, variable of the rank, variables of the size in order of preference,
+# variables without which the processes cannot connect). A Slurm batch script runs in a step of one
+# task, whatever SLURM_NTASKS of the job is.
+LAUNCHERS = (
+    ("torchrun", "RANK", ("WORLD_SIZE",), TORCHRUN[:2]),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), ("OMPI_MCA_orte_hnp_uri",)),
+    ("MPICH", "PMI_RANK", ("PMI_SIZE",), None),  # JAX cannot connect them
+    ("Slurm", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_STEP_NODELIST",)),
+)
+
+
+@dataclass(frozen=True)
+class Process:
+    """Process `number` of `count`, counted from 0."""
+
+    number: int = 0
+    count: int = 1
+
+
+def which_process(
+    count: int | None = None,
+    number: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Process:
+    """Which process this is, for processes that need not connect.
+
+    Example:
+        >>> which_process(4, 1)
+        Process(number=1, count=4)
+        >>> which_process(environment={"SLURM_PROCID": "3", "SLURM_NTASKS": "8"})
+        Process(number=3, count=8)
+        >>> which_process(environment={})
+        Process(number=0, count=1)
+
+    Args:
+        count: how many there are; None: what the innermost launcher says, and without one, 1.
+        number: which one this is; with `count`, or not at all.
+        environment: where a launcher sets its variables.
+
+    Raises:
+        ValueError: one of the two without the other, or a number that is not below the count.
+    """
+    if count is None and number is None:
+        return next((process for *_, process in _launchers(environment)), Process())
+    if count is None or number is None:
+        raise ValueError(
+            "--processes says how many there are, --process-id which of them this is, from 0: both "
+            f"or neither. Got --processes {count}, --process-id {number}."
+        )
+    return _numbered(number, count, "--processes and --process-id")
+
+
+def _launchers(environment: Mapping[str, str]) -> Iterator[tuple[str, bool, Process]]:
+    """The launchers of this process: name, whether its processes can connect, which one this is."""
+    for name, rank, sizes, needed in LAUNCHERS:
+        size = next((size for size in sizes if environment.get(size)), None)
+        if size is None or not environment.get(rank):
+            continue
+        try:
+            number, count = int(environment[rank]), int(environment[size])
+        except ValueError:
+            raise ValueError(
+                f"{rank} and {size} must be whole numbers. Got {rank}={environment[rank]}, "
+                f"{size}={environment[size]}. Fix: --processes and --process-id."
+            ) from None
+        connects = needed is not None and all(environment.get(one) for one in needed)
+        yield name, connects, _numbered(number, count, f"{size} and {rank}")
+
+
+def _numbered(number: int, count: int, said: str) -> Process:
+    if not 0 <= number < count:
+        raise ValueError(
+            "processes are numbered from 0 to their count less 1. Got process "
+            f"{number} of {count} ({said}). Fix: another number in each process, 0 in one of them."
+        )
+    return Process(number, count)
 
 
 @dataclass(frozen=True)
@@ -72,37 +151,29 @@ def find_launch(
                 "three, in every process."
             )
         return _checked("the options", str(coordinator), int(processes or 0), int(process or 0))
-    if all(environment.get(name) for name in TORCHRUN):
-        return _from_torchrun(environment)
-    if distributed:
-        return Launch("JAX's own cluster detection")
-    for name, size, proof in (
-        ("Slurm", "SLURM_NTASKS", "SLURM_STEP_NODELIST"),
-        ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_MCA_orte_hnp_uri"),
-    ):
-        # A batch script's own step has one task, whatever the job has.
-        tasks = environment.get("SLURM_STEP_NUM_TASKS", "") if name == "Slurm" else ""
-        if proof in environment and int(tasks or environment.get(size, "1")) > 1:
-            return Launch(f"{name}'s environment, by JAX's own cluster detection")
-    return None
+    if not distributed or all(environment.get(name) for name in TORCHRUN):
+        for launcher, connects, found in _launchers(environment):
+            if launcher == "torchrun" and connects:
+                return _from_torchrun(environment, found)
+            if connects and found.count > 1:
+                return Launch(f"{launcher}'s environment, by JAX's own cluster detection")
+    return Launch("JAX's own cluster detection") if distributed else None
 
 
-def _from_torchrun(environment: Mapping[str, str]) -> Launch | None:
-    address, *numbers = (environment[name] for name in TORCHRUN)
-    listed = ", ".join(f"{name}={environment[name]}" for name in TORCHRUN)
+def _from_torchrun(environment: Mapping[str, str], found: Process) -> Launch | None:
     try:
-        port, processes, process = map(int, numbers)
+        port = int(environment["MASTER_PORT"])
         local, beside = (int(environment.get(n, "0")) for n in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     except ValueError:
+        listed = ", ".join(f"{name}={environment[name]}" for name in TORCHRUN)
         raise ValueError(f"ports and ranks must be whole numbers. Got {listed}.") from None
-    if processes == 1:
+    if found.count == 1:
         return None
     # torchrun itself listens on its port for as long as its processes run.
     port += environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    found = _checked("torchrun's environment variables", f"{address}:{port}", processes, process)
-    return Launch(
-        found.found_in, found.coordinator, processes, process, local if beside > 1 else None
-    )
+    said, coordinator = "torchrun's environment variables", f"{environment['MASTER_ADDR']}:{port}"
+    launch = _checked(said, coordinator, found.count, found.number)
+    return replace(launch, local_device=local) if beside > 1 else launch
 
 
 def _checked(found_in: str, coordinator: str, processes: int, process: int) -> Launch:
@@ -111,9 +182,5 @@ def _checked(found_in: str, coordinator: str, processes: int, process: int) -> L
         raise ValueError(
             f"a coordinator is HOST:PORT, the same in every process. Got {coordinator!r}."
         )
-    if not 0 <= process < processes:
-        raise ValueError(
-            "processes count from 0 to their number less 1. Got process "
-            f"{process} of {processes}. Fix: another number in each process, 0 in one of them."
-        )
+    _numbered(process, processes, found_in)
     return Launch(found_in, coordinator, processes, process)

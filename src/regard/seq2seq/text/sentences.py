@@ -1,13 +1,18 @@
-"""Where a text that is too long for the model may be cut: at sentence ends, if it has any.
+"""Where a text that is too long may be cut: at sentence ends, if it has any.
 
-Nothing is ever left out. Only the places are found here; translating the parts and putting them
-together is `translator.py`.
+Nothing is ever left out. `token_ranges` finds the places where a text is too long for the model;
+`text_pieces` cuts a text that is too long for the memory. Translating the pieces and joining the
+translations is up to the callers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from regard.seq2seq.text.words import Words
+from regard.seq2seq.text.words import Words, normalize, split_words
+
+PIECE_WORDS = 256  # of a piece, at most; a longer sentence is cut again by its tokens
+_UNIT = 32  # characters of a word that count as one word
+_BLOCK = 1 << 16  # characters of a text that are looked at together
 
 _ENDS = frozenset(".!?…؟۔।。！？｡")
 _WIDE_ENDS = frozenset("。！？｡")  # of scripts that have no spaces
@@ -18,7 +23,48 @@ _ALWAYS_CLOSING = frozenset("”)]»›」』）")
 Range = tuple[int, int]
 
 
-def token_ranges(split: Words, word_of_token: Sequence[int], limit: int) -> list[Range]:
+def text_pieces(text: str) -> Iterator[str]:
+    """Cuts a text of any length into pieces of bounded length, in bounded memory.
+
+    It is cut at every sentence end; a sentence of more than 256 words at clause marks, failing that
+    at spaces, between words, and at last within a word of thousands of letters.
+
+    Example:
+        >>> list(text_pieces('He said: "Go." She went.'))
+        ['He said: "Go."', 'She went.']
+        >>> [len(piece) for piece in text_pieces("x" * 10_000)]
+        [5024, 4976]
+
+    Args:
+        text: any string.
+
+    Yields:
+        The pieces that have words, as `split_words` normalizes them.
+    """
+    text, start = normalize(text), 0
+    while start < len(text):
+        stop = start + _BLOCK
+        if stop < len(text):
+            ends = [text.rfind(end, start, stop) + len(end) for end in (". ", "! ", "? ", "。")]
+            spaces = (max(ends), text.rfind(" ", start, stop) + 1, stop)
+            stop = next(place for place in spaces if place > start)
+        split = split_words(text[start:stop])
+        start = stop
+        units: list[str] = []
+        glued: list[bool] = []
+        word_of_unit: list[int] = []
+        for number, word in enumerate(split.words):
+            parts = [word[at : at + _UNIT] for at in range(0, len(word), _UNIT)]
+            units += parts
+            glued += [split.glued[number], *[True] * (len(parts) - 1)]
+            word_of_unit += [number] * len(parts)
+        for first, last in token_ranges(split, word_of_unit, PIECE_WORDS, sentences=True):
+            yield Words(tuple(units[first:last]), tuple(glued[first:last])).text
+
+
+def token_ranges(
+    split: Words, word_of_token: Sequence[int], limit: int, *, sentences: bool = False
+) -> list[Range]:
     """Cuts a text into parts of at most `limit` tokens; one that fits is one part.
 
     A text that does not fit is cut at every sentence end, since a model translates sentences. A
@@ -36,6 +82,7 @@ def token_ranges(split: Words, word_of_token: Sequence[int], limit: int) -> list
         split: the words.
         word_of_token: for each token, its word, as `Encoded.word_of_token`.
         limit: at least 1.
+        sentences: cut at every sentence end, even where the text fits.
 
     Returns:
         [start, stop) of each part, in tokens; together they are the whole text.
@@ -45,10 +92,11 @@ def token_ranges(split: Words, word_of_token: Sequence[int], limit: int) -> list
     parts = [(0, len(word_of_token))]
     for may_cut in (_after_sentence, _after_clause, _at_space, _at_word, _anywhere):
         pack = may_cut is not _after_sentence
+        room = 1 if sentences and not pack else limit
         parts = [
             smaller
             for part in parts
-            for smaller in _cut(part, split, word_of_token, limit, may_cut, pack)
+            for smaller in _cut(part, split, word_of_token, room, may_cut, pack)
         ]
     return parts
 

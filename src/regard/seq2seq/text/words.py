@@ -9,6 +9,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,24 @@ def normalize(text: str, *, lowercase: bool = False, strip_accents: bool = False
         strip_accents: `é` is `e`.
     """
     if not text.isascii() or not text.isprintable():
-        text = unicodedata.normalize("NFC", text.translate(_TRANSLATION))
+        text = _unicode_form("NFC", text.translate(_TRANSLATION))
     if lowercase:
         text = text.lower()
     if strip_accents:
-        letters = unicodedata.normalize("NFD", text)
+        letters = _unicode_form("NFD", text)
         kept = "".join(c for c in letters if unicodedata.category(c) != "Mn")
-        text = unicodedata.normalize("NFC", kept)
+        text = _unicode_form("NFC", kept)
     return " ".join(text.split())
+
+
+def _unicode_form(form: Literal["NFC", "NFD"], text: str) -> str:
+    """`unicodedata.normalize` in linear time: that function sorts each run of marks quadratically.
+
+    No language has 30 marks on one character (Unicode's UAX #15, section 13): such a run is cut.
+    """
+    if len(text) <= 1000:
+        return unicodedata.normalize(form, text)
+    return "".join(unicodedata.normalize(form, part) for part in _MARK_RUN.split(text))
 
 
 def split_words(text: str) -> Words:
@@ -133,7 +144,7 @@ def detokenize(words: Sequence[str], language: str = "en") -> str:
     opening = set("([{¿¡“") | (set() if language == "fr" else {"«"})
     text, open_quote, join_next = "", False, True
     for word in words:
-        joined = join_next or word[:1] in closing or _CLITIC.fullmatch("xx" + word) is not None
+        joined = join_next or word[:1] in closing or _CLITIC.fullmatch(word) is not None
         join_next = word in opening or _ELISION.fullmatch(word) is not None
         if word == '"':
             joined, join_next = joined or open_quote, not open_quote
@@ -143,15 +154,17 @@ def detokenize(words: Sequence[str], language: str = "en") -> str:
 
 
 def _without_clitics(word: str) -> list[str]:
-    """`donne-le-moi` as `donne`, `-le`, `-moi`."""
-    tail: list[str] = []
-    while len(word) > 2 and ("'" in word or "-" in word) and word.lower() not in _WHOLE:
-        found = _CLITIC.fullmatch(word)
+    """`donne-le-moi` as `donne`, `-le`, `-moi`; the time is linear in the word's length."""
+    first = min((at for at in map(word.find, "'-") if at >= 0), default=len(word))
+    end, tail = len(word), []
+    while end > max(first, 2) and word[: min(end, _WHOLE_LENGTH + 1)].lower() not in _WHOLE:
+        # The longest one: the search goes from left to right.
+        found = _CLITIC.search(word, max(end - _CLITIC_LENGTH, 1), end)
         if found is None:
             break
-        word = found[1]
-        tail.insert(0, found[2])
-    return [word, *tail]
+        end = found.start()
+        tail.append(found[0])
+    return [word[:end], *reversed(tail)]
 
 
 def _ranges(characters: list[int]) -> str:
@@ -175,6 +188,7 @@ _MARKS = _ranges(
         and not re.match(f"[{_EMOJI_SIGNS}]", chr(code))
     ]
 )
+_MARK_RUN = re.compile(rf"([{_MARKS}]{{30}})")
 _LETTER = rf"[\w{_MARKS}]"
 _SIGN = rf"[^\w\s{_MARKS}]"
 _ELIDED = r"(?:[ldjnmtsc]|qu|jusqu|lorsqu|puisqu|quoiqu|presqu)'"
@@ -195,10 +209,12 @@ _PIECE = re.compile(
     re.IGNORECASE,
 )
 
-# A word, and at its end what is a word of its own.
+# What is a word of its own at the end of a word.
 _PRONOUNS = "je|tu|ils?|elles?|on|nous|vous|ce|moi|toi|lui|leur|les?|la"
-_CLITIC = re.compile(rf"(.+?)((?:-t)?-(?:{_PRONOUNS})|n't|'(?:s|re|ve|ll|d|m))", re.IGNORECASE)
+_CLITIC = re.compile(rf"(?:(?:-t)?-(?:{_PRONOUNS})|n't|'(?:s|re|ve|ll|d|m))\Z", re.IGNORECASE)
+_CLITIC_LENGTH = len("-t-elles")
 _WHOLE = {"rendez-vous"}
+_WHOLE_LENGTH = max(map(len, _WHOLE))
 
 # Line separators and no-break spaces are white space to str.split already.
 _TRANSLATION = {ord(apostrophe): "'" for apostrophe in "\u2019\u02bc\u2032"}
