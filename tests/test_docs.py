@@ -23,6 +23,7 @@ import yaml
 import regard
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+SCRIPT = DOCS / "paper_figures.py"
 SOURCE = Path(regard.__file__).resolve().parent.parent
 
 SECTION = re.compile(r"^## (.*?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -112,6 +113,17 @@ def test_the_additive_page_learns_the_antidiagonal():
 def test_coming_from_covers_everyone():
     titles = list(sections(DOCS / "coming-from.md"))
     assert titles == ["The book", *PEERS]
+
+
+def test_the_paper_figures_are_made_by_their_script(tmp_path):
+    """As PDF, as a paper takes them: with TrueType fonts."""
+    run([f"import sys; sys.argv[1:] = [{str(tmp_path)!r}, 'pdf']", SCRIPT.read_text()])
+    committed = {path.stem for path in (DOCS / "images").glob("paper-*.png")}
+    assert {path.stem for path in tmp_path.glob("*.pdf")} == committed
+    for path in tmp_path.glob("*.pdf"):
+        pdf = path.read_bytes()
+        assert b"/CIDFontType2" in pdf
+        assert b"/Type3" not in pdf
 
 
 # The site ------------------------------------------------------------------------------------
