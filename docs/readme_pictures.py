@@ -26,7 +26,8 @@ def alignment() -> None:
     from regard.show import AttentionMap
 
     (best,) = Translator.load().translate([SENTENCE])[0]
-    AttentionMap(best.weights, best.target_words, best.source_words).save(IMAGES / "alignment.png")
+    seen = AttentionMap(best.weights, best.target_words, best.source_words, end="(end)")
+    seen.save(IMAGES / "alignment.png")
     print(best.text)
 
 

@@ -20,7 +20,7 @@ translator = Translator.load()  # or Translator.load("runs/fr"), a model of your
 ((best,),) = translator.translate([text])
 print(f"{text}\n{best.text}\n")
 
-seen = AttentionMap(best.weights, best.target_words, best.source_words, title=best.text)
+seen = AttentionMap(best.weights, best.target_words, best.source_words, best.text, end="(end)")
 seen.print()
 for name in ("alignment.html", "alignment.png"):
     print(f"\nwrote {seen.save(folder / name)}", end="")

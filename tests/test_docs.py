@@ -23,6 +23,7 @@ import yaml
 import regard
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+SCRIPT = DOCS / "paper_figures.py"
 SOURCE = Path(regard.__file__).resolve().parent.parent
 
 SECTION = re.compile(r"^## (.*?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -87,9 +88,42 @@ def installed(name):
     return found is not None and found.origin is not None
 
 
+# What a page claims ---------------------------------------------------------------------------
+
+EXECUTED = re.compile(r'^```python exec="on"[^\n]*\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+LEARN = sorted(page for page in (DOCS / "learn").glob("*.md") if page.stem != "index")
+
+
+@pytest.mark.parametrize("page", LEARN, ids=lambda page: page.stem)
+def test_a_learn_page_asserts_what_it_claims(page):
+    """The build runs these asserts; a page without one could say anything."""
+    statements = [
+        node for block in EXECUTED.findall(page.read_text()) for node in ast.walk(ast.parse(block))
+    ]
+    assert any(isinstance(node, ast.Assert) for node in statements)
+
+
+def test_the_additive_page_learns_the_antidiagonal():
+    """Its blocks as one program, the asserts among them: each query must find its key."""
+    blocks = EXECUTED.findall((DOCS / "learn" / "additive.md").read_text())
+    assert any("antidiagonal" in block for block in blocks)
+    run([f"import sys; sys.path.insert(0, {str(DOCS / 'hooks')!r})", *blocks])
+
+
 def test_coming_from_covers_everyone():
     titles = list(sections(DOCS / "coming-from.md"))
     assert titles == ["The book", *PEERS]
+
+
+def test_the_paper_figures_are_made_by_their_script(tmp_path):
+    """As PDF, as a paper takes them: with TrueType fonts."""
+    run([f"import sys; sys.argv[1:] = [{str(tmp_path)!r}, 'pdf']", SCRIPT.read_text()])
+    committed = {path.stem for path in (DOCS / "images").glob("paper-*.png")}
+    assert {path.stem for path in tmp_path.glob("*.pdf")} == committed
+    for path in tmp_path.glob("*.pdf"):
+        pdf = path.read_bytes()
+        assert b"/CIDFontType2" in pdf
+        assert b"/Type3" not in pdf
 
 
 # The site ------------------------------------------------------------------------------------

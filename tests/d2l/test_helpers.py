@@ -163,6 +163,16 @@ def test_plot(lines):
 SOURCE = Path(d2l.__file__).parents[2]
 
 
+def test_a_plot_of_the_books_size_shows_its_labels():
+    figure = d2l.plt.figure()
+    d2l.plot([0, 1], xlabel="epoch", ylabel="a long name", figsize=(3.5, 2.5))
+    figure.set_size_inches(3.5, 2.5)
+    figure.canvas.draw()
+    box = figure.get_tightbbox(figure.canvas.get_renderer())
+    d2l.plt.close(figure)
+    assert (box.x0 >= 0, box.y0 >= 0, box.x1 <= 3.5, box.y1 <= 2.5) == (True,) * 4
+
+
 def test_without_flax_the_error_has_the_pip_command():
     code = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); sys.modules['flax'] = None\n"
     done = subprocess.run(

@@ -4,17 +4,28 @@ import base64
 import io
 import json
 import re
+import time
 
 import jax
+import matplotlib as mpl
 import numpy as np
 import pytest
 from rich.console import Console
 
 import regard
 from regard.show import AttentionMap
-from regard.show.attention_map import LARGEST
+from regard.show.attention_map import END, LARGEST
+
+mpl.use("Agg")
+from matplotlib import pyplot
 
 FRENCH, ENGLISH = ["le", "chat", "noir"], ["the", "black", "cat", "."]
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    pyplot.close("all")
 
 
 def drawn(rng, *shape):
@@ -129,7 +140,7 @@ def test_the_figure_has_the_weights_and_the_words(seen):
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ENGLISH
     assert [tick.get_text() for tick in axes.get_yticklabels()] == FRENCH
     low, high = axes.images[0].get_clim()
-    assert (low, high) == (0.0, seen.weights.max())
+    assert (low, high) == (0.0, 1.0)
 
 
 def test_panels_share_a_scale(rng):
@@ -137,7 +148,87 @@ def test_panels_share_a_scale(rng):
     panels = [axes for axes in figure.axes if axes.images]
     assert len(panels) == 6
     assert len({axes.images[0].get_clim() for axes in panels}) == 1
-    assert panels[4].get_title() == "layer 1, head 1"
+    assert [axes.get_title() for axes in panels] == ["head 0", "head 1", "head 2", "", "", ""]
+    assert [axes.get_ylabel() for axes in panels] == ["layer 0", "", "", "layer 1", "", ""]
+    assert [len(axes.get_yticks()) for axes in panels] == [4, 0, 0] * 2
+    assert [len(axes.get_xticks()) for axes in panels] == [0] * 3 + [5] * 3
+
+
+def test_titles_axis_names_and_the_scale_are_the_callers(rng):
+    seen = AttentionMap(drawn(rng, 2, 2, 4, 5), title="ignored on other people's axes")
+    names = ["near", "far"]
+    settings = dict(xlabel="keys", ylabel="queries", vmin=0.1, vmax=0.9)
+    figure = seen.plot(titles=names, **settings)
+    first, second, third, _ = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_title() for axes in (first, second, third)] == [*names, ""]
+    assert (third.get_xlabel(), first.get_ylabel()) == ("keys", "layer 0\nqueries")
+    assert first.images[0].get_clim() == (0.1, 0.9)
+    each = seen.plot(titles=list("abcd"))
+    assert [axes.get_title() for axes in each.axes if axes.images] == list("abcd")
+    with pytest.raises(ValueError, match=r"Got 3 titles for matrices .*: 2 columns, 4 panels"):
+        seen.plot(titles=list("abc"))
+
+
+def test_a_map_on_axes_of_ones_own(seen):
+    figure, (left, right) = pyplot.subplots(1, 2)
+    assert seen.plot(ax=right, colorbar=False) is figure
+    assert (len(left.images), len(right.images), len(figure.axes)) == (0, 1, 2)
+    with pytest.raises(ValueError, match="Got 2 axes for 1 × 1 panels"):
+        seen.plot(ax=[left, right])
+
+
+def test_files_have_the_fonts_that_papers_want(seen, tmp_path):
+    """TrueType in PDF (type 42), text as text in SVG; also by the figure's own savefig."""
+    figure = seen.plot()
+    figure.savefig(tmp_path / "own.svg")
+    for path in (seen.save(tmp_path / "map.svg"), tmp_path / "own.svg"):
+        assert ">chat</text>" in path.read_text()
+    pdf = seen.save(tmp_path / "map.pdf").read_bytes()
+    assert b"/CIDFontType2" in pdf
+    assert b"/Type3" not in pdf
+
+
+def test_a_hundred_and_forty_four_heads_are_drawn_in_seconds(rng, tmp_path):
+    words = [f"word {i}" for i in range(20)]
+    seen = AttentionMap(drawn(rng, 12, 12, 20, 20), words, words)
+    start = time.process_time()
+    seen.save(tmp_path / "heads.png")
+    assert time.process_time() - start < 5
+    figure = seen.plot(xlabel="keys", ylabel="queries")
+    figure.canvas.draw()
+    written = [text for axes in figure.axes for text in axes.get_yticklabels() if text.get_text()]
+    assert len(written) == 12 * 20 + 6  # the first column, and the color bar
+    assert min(text.get_window_extent().x0 for text in written) >= 0
+
+
+# The weight on the end of the sentence ---------------------------------------------------------
+
+
+@pytest.fixture
+def translated():
+    weights = np.array([[0.9, 0.05], [0.1, 0.3]])
+    return AttentionMap(weights, ["le", "chat"], ["the", "cat"], end=END)
+
+
+def test_with_an_end_every_row_sums_to_one(translated):
+    assert translated.key_labels == ("the", "cat", "(end)")
+    np.testing.assert_allclose(translated.weights.sum(-1), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(translated.weights[0, 0, :, 2], [0.05, 0.6], rtol=1e-5)
+    assert printed(translated).splitlines()[-1].split() == ["chat", ".10", ".30", ".60"]
+    assert data_of(translated.to_html())["keys"] == ["the", "cat", "(end)"]
+    assert [t.get_text() for t in translated.plot().axes[0].get_xticklabels()][-1] == "(end)"
+    again = AttentionMap.from_json(translated.to_json())
+    np.testing.assert_allclose(again.weights, translated.weights, rtol=1e-5)
+
+
+def test_a_model_without_attention_gets_no_end():
+    assert AttentionMap(np.zeros((2, 2)), end=END).key_labels == ("0", "1")
+
+
+def test_an_end_wants_weights():
+    with pytest.raises(ValueError, match=r"each row .* at most 1. Got 2.000"):
+        AttentionMap(np.ones((2, 2)), end=END)
+    AttentionMap(np.full((1, 3), np.float32(1 / 3)), end=END)  # rounded up a little
 
 
 # The page ----------------------------------------------------------------------------------------
@@ -156,6 +247,11 @@ def test_the_page_has_the_weights_to_four_digits(rng):
     steps = np.frombuffer(base64.b64decode(data["weights"]), "<u2").reshape(data["shape"])
     weights = data["low"] + steps / 65535 * (data["high"] - data["low"])
     np.testing.assert_allclose(weights, seen.weights, atol=1e-5)
+
+
+def test_the_page_draws_weights_from_0_to_1(rng):
+    assert data_of(AttentionMap(np.full((4, 4), 0.25)).to_html())["top"] == 1.0
+    assert data_of(AttentionMap(drawn(rng, 4, 4) * 7).to_html())["top"] > 1.0
 
 
 @pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "<img src=x onerror=a>"])
@@ -209,6 +305,12 @@ def test_numbers_stand_where_they_should(rng):
     lines = printed(AttentionMap(weights, ["le", "chat"], ["the", "cat"])).splitlines()
     assert lines[-2].split() == ["le", "·", "1.0"]
     assert lines[-1].split() == ["chat", ".25", ".75"]
+
+
+def test_uniform_weights_are_light():
+    """On a scale that ended at the largest weight they were a solid block."""
+    line = printed(AttentionMap(np.full((1, 40), 1 / 40), ["x"])).splitlines()[-1]
+    assert line.split() == ["x"], "the lightest shade is a space"
 
 
 def test_averages_are_averages():

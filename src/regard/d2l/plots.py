@@ -80,7 +80,10 @@ def plot(
             f"plot needs one X, or one for each Y. Got {len(across)} X for {len(lines)} Y."
         )
     set_figsize(figsize)
-    axes = pyplot().gca() if axes is None else axes
+    if axes is None:
+        axes = pyplot().gca()
+        # At the book's size Matplotlib's own margins cut the x label off.
+        axes.figure.set_layout_engine("constrained")
     axes.cla()
     for x, y, fmt in zip(across, lines, itertools.cycle(fmts)):
         axes.plot(*([y] if x is None else [x, y]), fmt)

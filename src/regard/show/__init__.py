@@ -1,4 +1,4 @@
-"""Pictures of attention. Matplotlib is needed to draw one, not to import this."""
+"""Pictures of attention. Matplotlib is imported when a figure is drawn."""
 
 from regard.show.attention_map import AttentionMap
 from regard.show.heatmaps import show_heatmaps

@@ -1,13 +1,13 @@
-"""`AttentionMap`: weights with the names of what looks and of what is looked at.
+"""`AttentionMap`: weights with the names of their queries and keys.
 
-The one object that every view starts from: a picture (drawing.py), a page for the browser
-(page/), the terminal (terminal.py), and a JSON file that can be loaded again.
+Every view starts from this object: a figure (drawing.py), a page for the browser (page/), the
+terminal (terminal.py), and a JSON file that can be loaded again.
 """
 
 from __future__ import annotations
 
+import io
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import regard
+from regard.atomic_file import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 FORMAT = "regard attention map"
 VERSION = 1
 LARGEST = 512  # rows or columns: beyond, a map is made of block averages
+END = "(end)"  # names the column of the weight on the end of the sentence
 
 
 class AttentionMap:
-    """Attention weights, labeled, to be looked at.
+    """Attention weights with labels: print them, plot them, or write them as a page.
 
     Example:
         >>> import numpy as np
@@ -39,15 +41,20 @@ class AttentionMap:
 
     Args:
         weights: (T, S), (heads, T, S) or (layers, heads, T, S), any array of numbers.
-        query_labels: T names, what looks; None: numbers.
-        key_labels: S names, what is looked at; None: numbers.
-        title: one line above it all.
+        query_labels: T names, one for each row; None: numbers.
+        key_labels: S names, one for each column; None: numbers.
+        title: one line above all panels.
+        end: the name of one more column, for the weight that each row lacks to 1. A translation's
+            weights (`Translation.weights`) leave out what fell on the end of the sentence; with
+            `end="(end)"` every row sums to 1. Weights that are all zero (a model without
+            attention) get no such column. None: no column.
 
     Attributes:
-        weights: always (layers, heads, T, S), float32.
+        weights: always (layers, heads, T, S), float32; S counts the `end` column.
 
     Raises:
-        ValueError: the labels do not fit the weights, or a weight is not finite.
+        ValueError: the labels do not match the weights, a weight is not finite, or `end` is given
+            and a row sums to more than 1.
     """
 
     weights: np.ndarray
@@ -61,6 +68,7 @@ class AttentionMap:
         query_labels: Sequence[str] | None = None,
         key_labels: Sequence[str] | None = None,
         title: str = "",
+        end: str | None = None,
     ) -> None:
         given = np.asarray(weights)
         if not 2 <= given.ndim <= 4 or 0 in given.shape[:-2]:
@@ -78,6 +86,9 @@ class AttentionMap:
         self.query_labels = _labels("query_labels", query_labels, given, -2)
         self.key_labels = _labels("key_labels", key_labels, given, -1)
         self.title = title
+        if end is not None and self.weights.any():
+            self.weights = np.concatenate([self.weights, _missing(self.weights)], axis=-1)
+            self.key_labels += (end,)
 
     @classmethod
     def of(
@@ -91,12 +102,11 @@ class AttentionMap:
         example: int = 0,
         **settings: Any,
     ) -> AttentionMap:
-        """The map of a pipeline call: what `regard.attend` would look at.
+        """The weights that `regard.attend` would use for this query and key.
 
-        Up to 512 queries and keys it has every weight. Beyond, each cell is the average over a
-        block, computed without the T×S matrix (`regard.attention_map`), so that a sequence of
-        100,000 tokens can be looked at; rows and columns are then named by the first token of
-        their block.
+        Up to 512 queries and keys the map has every weight. Beyond, each cell is the average over
+        a block, computed without the T×S matrix (`regard.attention_map`), so that a map of 100,000
+        tokens is possible; rows and columns are then named by the first token of their block.
 
         Example:
             >>> import jax
@@ -128,11 +138,49 @@ class AttentionMap:
 
     # Views -----------------------------------------------------------------------------------
 
-    def plot(self, *, cmap: str = "Blues", figsize: tuple[float, float] | None = None) -> Figure:
-        """A Matplotlib figure, one panel for each layer and head, on one color scale."""
-        from regard.show.drawing import draw
+    def plot(
+        self,
+        *,
+        cmap: str = "Blues",
+        figsize: tuple[float, float] | None = None,
+        titles: Sequence[str] | None = None,
+        xlabel: str = "",
+        ylabel: str = "",
+        vmin: float | None = None,
+        vmax: float | None = None,
+        ax: Any = None,
+        colorbar: bool = True,
+    ) -> Figure:
+        """A Matplotlib figure, one panel for each layer and head, on one color scale.
 
-        return draw(self, cmap, figsize)
+        Labels are on the outer panels only. Files that the figure writes (`figure.savefig`) have
+        TrueType fonts in PDF and text as text in SVG. With `ax` the figure is yours, and so are
+        its fonts: set `pdf.fonttype` to 42 and `svg.fonttype` to "none" in `matplotlib.rcParams`.
+
+        Args:
+            cmap: the name of a Matplotlib color map.
+            figsize: width and height in inches; None: large enough for the labels.
+            titles: one for each head, or one for each panel, instead of their numbers.
+            xlabel, ylabel: names of the axes, such as "keys" and "queries".
+            vmin, vmax: the ends of the color scale. None: 0 and 1 for the weights of up to 64
+                keys; for more keys, see `regard.show.heatmaps.color_scale`.
+            ax: Matplotlib axes to draw on; for several panels an array of layers × heads axes.
+            colorbar: whether to draw the color bar.
+        """
+        from regard.show.heatmaps import import_drawing
+
+        return import_drawing("AttentionMap.plot").draw(
+            self,
+            cmap=cmap,
+            figsize=figsize,
+            titles=titles,
+            xlabel=xlabel,
+            ylabel=ylabel,
+            vmin=vmin,
+            vmax=vmax,
+            ax=ax,
+            colorbar=colorbar,
+        )
 
     def print(
         self, *, layer: int = 0, head: int = 0, width: int = 80, console: Console | None = None
@@ -148,21 +196,25 @@ class AttentionMap:
         print_map(self, layer, head, width, console)
 
     def to_html(self) -> str:
-        """One page that needs nothing else: heatmap, lines and table, with a pointer or keys."""
+        """A self-contained page: heatmap, lines and table, for pointer and keyboard."""
         from regard.show.page import page_of
 
         return page_of(self)
 
     def _repr_html_(self) -> str:
-        """In a notebook: the page in a frame of its own, so that it cannot touch the notebook."""
+        """The page for a notebook, in an iframe, so that it cannot reach the notebook."""
         from regard.show.page import frame_of
 
         return frame_of(self)
 
     # Files -----------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> Path:
-        """Writes .png, .svg, .pdf, .html or .json, all of it or nothing.
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Writes .png, .svg, .pdf, .html or .json, completely or not at all.
+
+        Args:
+            path: the file; its ending decides what is written.
+            **options: for a picture, as for `plot`.
 
         Raises:
             ValueError: another ending.
@@ -173,19 +225,18 @@ class AttentionMap:
             raise ValueError(
                 f"an attention map is saved as .png, .svg, .pdf, .html or .json. Got {path.name!r}."
             )
-        draft = path.with_name(f".{path.stem}.unfinished{kind}")
-        try:
-            if kind == ".html":
-                draft.write_text(self.to_html(), encoding="utf-8")
-            elif kind == ".json":
-                draft.write_text(self.to_json(), encoding="utf-8")
-            else:
-                from regard.show.drawing import save_figure
+        if kind in (".html", ".json"):
+            if options:
+                raise TypeError(f"{kind} takes no plot options. Got {', '.join(options)}.")
+            write_atomically(path, self.to_html() if kind == ".html" else self.to_json())
+            return path
+        figure, picture = self.plot(**options), io.BytesIO()
+        figure.savefig(picture, format=kind[1:], dpi=150)
+        if options.get("ax") is None:
+            from matplotlib import pyplot
 
-                save_figure(self.plot(), draft)
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+            pyplot.close(figure)
+        write_atomically(path, picture.getvalue())
         return path
 
     def to_json(self) -> str:
@@ -207,7 +258,7 @@ class AttentionMap:
         """The inverse of `to_json`.
 
         Raises:
-            ValueError: it is none, or one of a newer regard.
+            ValueError: the text is not an attention map, or one of another version.
         """
         try:
             content = json.loads(text)
@@ -221,7 +272,7 @@ class AttentionMap:
                 f"version {VERSION}."
             )
         try:
-            with np.errstate(over="ignore"):  # too large is not finite, and refused as such
+            with np.errstate(over="ignore"):  # overflows become Inf, which is refused below
                 weights = np.asarray(content["weights"], np.float32)
             sides = (content["query_labels"], content["key_labels"])
             rows, columns = ([str(label) for label in side] for side in sides)
@@ -238,7 +289,7 @@ class AttentionMap:
 def _labels(
     name: str, labels: Sequence[str] | None, weights: np.ndarray, axis: int
 ) -> tuple[str, ...]:
-    """One text for each place on an axis: the given ones, or numbers."""
+    """One label for each position on an axis: the given ones, or numbers."""
     count = weights.shape[axis]
     found = tuple(map(str, range(count) if labels is None else labels))
     if len(found) != count:
@@ -248,6 +299,16 @@ def _labels(
             f"Got {len(found)} labels, weights {list(weights.shape)}."
         )
     return found
+
+
+def _missing(weights: np.ndarray) -> np.ndarray:
+    """What each row lacks to 1, (layers, heads, T, 1)."""
+    sums = weights.sum(-1, keepdims=True, dtype=np.float64)
+    if sums.size and sums.max() > 1.001:
+        raise ValueError(
+            f"with end=, each row of the weights must sum to at most 1. Got {sums.max():.3f}."
+        )
+    return np.maximum(1.0 - sums, 0.0).astype(np.float32)
 
 
 def _first_labels(labels: Sequence[str] | None, length: int, blocks: int) -> list[str]:

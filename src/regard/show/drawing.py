@@ -1,98 +1,243 @@
-"""An `AttentionMap` as a Matplotlib figure: a panel for each layer and head, words on the axes."""
+"""Matplotlib figures of weights: panels with words on the outer axes, fonts that papers accept.
+
+Needs Matplotlib when it is imported; `heatmaps.import_drawing` does so when something is drawn.
+"""
 
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from regard.show.heatmaps import pyplot, shared_scale
+import matplotlib
+import numpy as np
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
+
+from regard.show.heatmaps import color_scale, panel_titles
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from regard.show.attention_map import AttentionMap
 
 CELL = 0.32  # inches, with words beside it
-SMALLEST, LARGEST = 2.2, 9.0  # inches, of a panel
+SMALLEST, LARGEST = 2.2, 9.0  # inches, of a panel that is alone
 MOST_LABELS = 60  # beyond, only some are written
 NUMBERS = 12  # up to so many rows and columns, each cell has its number
+MANY_PANELS = 16  # beyond, letters and panels are small
+
+# Journals refuse Type 3 fonts, and text that is text can be searched and edited.
+FONTS: Any = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
 
 
-def draw(seen: AttentionMap, cmap: str, figsize: tuple[float, float] | None) -> Figure:
-    """One figure. All panels share one color scale, zero on it: equal colors are equal weights."""
-    plt = pyplot("AttentionMap.plot")
+class PaperFigure(Figure):
+    """A figure whose files hold TrueType fonts (PDF, PS) and text as text (SVG)."""
+
+    def savefig(self, *arguments: Any, **settings: Any) -> None:
+        """As Matplotlib's. A letter that no installed font has is drawn as a box, silently."""
+        with matplotlib.rc_context(FONTS), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
+            super().savefig(*arguments, **settings)
+
+
+def draw(
+    seen: AttentionMap,
+    *,
+    cmap: str,
+    figsize: tuple[float, float] | None,
+    titles: Sequence[str] | None,
+    xlabel: str,
+    ylabel: str,
+    vmin: float | None,
+    vmax: float | None,
+    ax: Any,
+    colorbar: bool,
+) -> Figure:
+    """The figure of `AttentionMap.plot`. One color scale for all panels."""
     layers, heads, T, S = seen.weights.shape
-    low, high = shared_scale(seen.weights)
+    names = panel_titles(titles, seen.weights.shape) if titles is not None else None
+    scale = color_scale(seen.weights, vmin, vmax)
     several = layers * heads > 1
-    if figsize is None:
-        shrink = 2.0 if several else 1.0
-        panel = [min(max(CELL * n, SMALLEST), LARGEST) / shrink for n in (S, T)]
-        words = _room(seen.query_labels), _room(seen.key_labels)
-        figsize = (heads * panel[0] + words[0] + 1.0, layers * panel[1] + words[1] + 0.6)
-    figure, grid = plt.subplots(
-        layers,
-        heads,
-        figsize=figsize,
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
+    font = 6 if layers * heads > MANY_PANELS else 9
+    margins = (
+        _room(seen.query_labels, font) + 0.5,
+        _room(seen.key_labels, font) + 0.4,
+        0.7 if seen.title else 0.3,
     )
-    for layer in range(layers):
-        for head in range(heads):
-            axes = grid[layer, head]
-            weights = seen.weights[layer, head]
-            image = axes.imshow(weights, cmap=cmap, vmin=low, vmax=high, aspect="auto")
-            if several:
-                axes.set_title(_name(layer, head, layers, heads), fontsize=9)
-            elif max(T, S) <= NUMBERS:
-                _write_numbers(axes, weights, low, high)
-            _label(axes, seen.query_labels, seen.key_labels, top=not several)
-    figure.colorbar(image, ax=grid, shrink=0.6, label="weight")
-    if seen.title:
-        figure.suptitle(_plain(seen.title))
-    if "inline" in plt.get_backend():
-        plt.close(figure)  # the notebook shows the returned figure; left open, it would twice
+    titled = titles is not None and len(titles) > heads  # a title above every panel
+    if figsize is None and ax is None:
+        panel = [_panel_inches(n, layers * heads) for n in (S, T)]
+        figsize = (heads * panel[0] + margins[0] + 0.9, layers * panel[1] + margins[1] + margins[2])
+    figure, grid = make_panels(seen.weights.shape, figsize, ax, margins, titled)
+    fill(figure, grid, seen.weights, cmap, scale, aspect="auto", bar="weight" if colorbar else None)
+    if not several and max(T, S) <= NUMBERS:
+        _write_numbers(grid[0, 0], seen.weights[0, 0], *scale)
+    if names is None:
+        names = [f"head {head}" if heads > 1 else "" for head in range(heads)]
+    shown = grid.ravel() if titled else grid[0]
+    size = _title_size(shown[0], names)
+    for axes, name in zip(shown, names, strict=False):
+        axes.set_title(plain(name), fontsize=size)
+    for layer, axes in enumerate(grid[:, 0]):
+        parts = [f"layer {layer}"] * (layers > 1 and not titled) + [ylabel] * bool(ylabel)
+        axes.set_ylabel(plain("\n".join(parts)), fontsize=10)
+        _label(axes, "y", seen.query_labels, font)
+    for axes in grid[-1]:
+        axes.set_xlabel(plain(xlabel), fontsize=10)
+        _label(axes, "x", seen.key_labels, font)
+    outer_ticks_only(grid)
+    if not several:
+        grid[0, 0].xaxis.set_label_position("top")
+        grid[0, 0].tick_params(top=True, labeltop=True, bottom=False, labelbottom=False)
+    for axes in grid.flat:
+        axes.tick_params(length=0)
+    if seen.title and ax is None:
+        figure.suptitle(plain(seen.title))
+    return finished(figure, ax)
+
+
+def make_panels(
+    shape: tuple[int, ...],
+    figsize: tuple[float, float] | None,
+    ax: Any,
+    margins: tuple[float, float, float] = (0.8, 0.6, 0.4),
+    titled: bool = False,
+) -> tuple[Figure, np.ndarray]:
+    """A figure and its (rows, columns) axes: new ones, or the caller's.
+
+    Args:
+        margins: inches on the left, at the bottom and at the top, used for many panels. Few panels
+            are laid out by Matplotlib, which measures every text: for 12 × 12, 3 s.
+        titled: whether there are titles between the rows.
+    """
+    rows, columns = shape[:2]
+    if ax is not None:
+        grid = np.array(ax, dtype=object)
+        if grid.size != rows * columns:
+            raise ValueError(
+                f"ax must have one axes for each panel. Got {grid.size} axes for {rows} × "
+                f"{columns} panels (layers × heads)."
+            )
+        grid = grid.reshape(rows, columns)
+        return grid[0, 0].get_figure(), grid
+    many = rows * columns > MANY_PANELS
+    figure = pyplot.figure(
+        FigureClass=PaperFigure, figsize=figsize, layout=None if many else "constrained"
+    )
+    grid = figure.subplots(rows, columns, squeeze=False)
+    if many:
+        width, height = figure.get_size_inches()
+        figure.subplots_adjust(
+            left=min(margins[0] / width, 0.4),
+            bottom=min(margins[1] / height, 0.4),
+            right=max(1 - 0.9 / width, 0.6),
+            top=max(1 - margins[2] / height, 0.6),
+            wspace=0.08,
+            hspace=0.3 if titled else 0.08,
+        )
+    return figure, grid
+
+
+def fill(
+    figure: Any,
+    grid: np.ndarray,
+    matrices: np.ndarray,
+    cmap: str,
+    scale: tuple[float, float],
+    aspect: Any,
+    bar: str | None = "",
+) -> None:
+    """Draws each matrix on its axes, and beside them the color bar with the label `bar`."""
+    for place, axes in np.ndenumerate(grid):
+        image = axes.imshow(matrices[place], cmap=cmap, vmin=scale[0], vmax=scale[1], aspect=aspect)
+    if bar is None:
+        return
+    if grid.size > MANY_PANELS and isinstance(figure, PaperFigure):
+        right = figure.subplotpars.right
+        beside = figure.add_axes((right + 0.15 * (1 - right), 0.3, 0.2 * (1 - right), 0.4))
+        figure.colorbar(image, cax=beside, label=bar)
+    else:
+        figure.colorbar(image, ax=list(grid.flat), shrink=0.6, label=bar)
+
+
+def outer_ticks_only(grid: np.ndarray) -> None:
+    """Removes ticks and their labels from all axes but the first of a row and the last of a column.
+
+    Shared axes would lay out and draw every one of them: 12 × 12 heads took 24 s.
+    """
+    for axes in grid[:-1].flat:
+        axes.xaxis.set_ticks([])
+    for axes in grid[:, 1:].flat:
+        axes.yaxis.set_ticks([])
+
+
+def finished(figure: Any, ax: Any) -> Figure:
+    """The figure to return. In a notebook it is closed, which would otherwise show it twice."""
+    if ax is None and "inline" in pyplot.get_backend():
+        pyplot.close(figure)
     return figure
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Writes a figure and lets go of it; what no font can draw is no reason to complain."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(path, dpi=150)
-    pyplot("AttentionMap.save").close(figure)
-
-
-def _label(axes: Any, rows: Any, columns: Any, top: bool) -> None:
-    for axis, labels in ((axes.yaxis, rows), (axes.xaxis, columns)):
-        step = -(-max(len(labels), 1) // MOST_LABELS)
-        places = list(range(0, len(labels), step))
-        rotation = 90 if axis is axes.xaxis and any(len(labels[i]) > 2 for i in places) else 0
-        axis.set_ticks(places, [_plain(labels[i]) for i in places], rotation=rotation, fontsize=9)
-    axes.tick_params(length=0, top=top, labeltop=top, bottom=not top, labelbottom=not top)
-
-
-def _write_numbers(axes: Any, weights: Any, low: float, high: float) -> None:
-    for row, line in enumerate(weights):
-        for column, weight in enumerate(line):
-            if abs(weight) >= 0.005:  # "0.00" says nothing that white does not
-                color = "white" if (weight - low) / (high - low) > 0.6 else "black"
-                text = f"{weight:.2f}"
-                axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
-
-
-def _plain(text: str) -> str:
-    """Text as it stands: a dollar sign is no mathematics."""
+def plain(text: str) -> str:
+    """Text that Matplotlib draws as it is: a dollar sign does not start a formula."""
     return text.replace("$", r"\$")
 
 
-def _room(labels: Any) -> float:
+def _title_size(axes: Any, titles: Sequence[str]) -> float:
+    """The size of letters at which the longest title is no wider than its panel."""
+    # The final layout makes a panel at least a tenth wider than Matplotlib's default margins do.
+    inches = 1.1 * axes.get_window_extent().width / axes.get_figure(root=True).dpi
+    return min(9.0, max(9.0 * inches / max(_room(titles, 9), 1e-6), 5.0))
+
+
+def _label(axes: Any, side: str, labels: Sequence[str], font: int) -> None:
+    """Writes the labels of one axis: in small letters, or only some, where they would overlap."""
+    box = axes.get_window_extent()
+    inches = (box.width if side == "x" else box.height) / axes.get_figure(root=True).dpi
+    places = _labeled(labels)
+    upright = side == "x" and any(len(labels[place]) > 2 for place in places)
+
+    def needed(size: int) -> float:  # inches for one label
+        return _room(labels, size) + 0.06 if side == "x" and not upright else size * 1.1 / 72
+
+    if needed(font) * len(places) > inches:
+        font = min(font, 6)
+    step = places.step * -(-len(places) // max(int(inches / needed(font)), 1))
+    places = range(0, len(labels), step)
+    words = [plain(labels[place]) for place in places]
+    axis = axes.yaxis if side == "y" else axes.xaxis
+    axis.set_ticks(places, words, rotation=90 if upright else 0, fontsize=font)
+
+
+def _labeled(labels: Sequence[str]) -> range:
+    """The positions whose labels are written: all of them up to 60."""
+    return range(0, len(labels), -(-max(len(labels), 1) // MOST_LABELS))
+
+
+def _write_numbers(axes: Any, weights: np.ndarray, low: float, high: float) -> None:
+    for (row, column), weight in np.ndenumerate(weights):
+        if abs(weight) >= 0.005:  # below, it would be "0.00"
+            color = "white" if (weight - low) / (high - low) > 0.6 else "black"
+            axes.text(
+                column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7, color=color
+            )
+
+
+def _panel_inches(places: int, panels: int) -> float:
+    """The side of a panel on which so many rows or columns are to be labeled."""
+    if panels > MANY_PANELS:
+        return min(max(0.1 * places, 1.0), 4.5)
+    return min(max(CELL * places, SMALLEST), LARGEST) / (2.0 if panels > 1 else 1.0)
+
+
+def _room(labels: Sequence[str], font: int) -> float:
     """Inches that the longest label takes."""
-    return 0.09 * max((len(label) for label in labels), default=0) + 0.2
-
-
-def _name(layer: int, head: int, layers: int, heads: int) -> str:
-    parts = [f"layer {layer}"] * (layers > 1) + [f"head {head}"] * (heads > 1)
-    return ", ".join(parts)
+    font_of = FontProperties(size=font)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        widths = [
+            text_to_path.get_text_width_height_descent(labels[place], font_of, ismath=False)[0]
+            for place in _labeled(labels)
+        ]
+    return float(max(widths, default=0.0)) / 72

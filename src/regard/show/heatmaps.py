@@ -1,14 +1,17 @@
-"""Weights as heatmaps: a grid of matrices on one color scale."""
+"""Weights as heatmaps: a grid of matrices on one color scale. Matplotlib is imported to draw."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+FEW_KEYS = 64  # up to so many keys, weights are drawn on the scale from 0 to 1
 
 
 def show_heatmaps(
@@ -18,12 +21,17 @@ def show_heatmaps(
     titles: Sequence[str] | None = None,
     figsize: tuple[float, float] = (2.5, 2.5),
     cmap: str = "Reds",
+    *,
+    vmin: float | None = None,
+    vmax: float | None = None,
+    ax: Any = None,
 ) -> Figure:
     """Draws a grid of matrices, such as the weights of every layer and head.
 
-    All panels share one color scale, which the color bar states, and zero is always on it: equal
-    colors are equal weights, and white is no weight. (The book scales each panel by itself, so
-    that its color bar holds for the last panel only.)
+    All panels share one color scale, which the color bar states: equal colors are equal weights.
+    Weights are drawn on the scale from 0 to 1 (see `color_scale`), so that uniform weights are a
+    light square. (The book scales each panel by itself, so that its color bar holds for the last
+    panel only, and uniform weights have the color of the largest weight.)
 
     Example:
         >>> import jax.numpy as jnp
@@ -36,9 +44,11 @@ def show_heatmaps(
         matrices: (rows, columns, T, S), any array. NaN is left blank.
         xlabel: below the last row of panels.
         ylabel: beside the first column of panels.
-        titles: one per column.
+        titles: one per column, or one per panel in reading order.
         figsize: width and height of the whole picture, in inches.
         cmap: the name of a Matplotlib color map.
+        vmin, vmax: the ends of the color scale; None: see `color_scale`.
+        ax: Matplotlib axes to draw on, as many as there are matrices.
 
     Returns:
         The Matplotlib figure: `savefig` it, or let a notebook show it as the cell's value.
@@ -46,7 +56,7 @@ def show_heatmaps(
 
     Raises:
         ImportError: Matplotlib is not installed; the message has the pip command.
-        ValueError: the matrices have no four axes, or there are fewer titles than columns.
+        ValueError: the matrices have no four axes, or titles or axes do not match the panels.
     """
     matrices = np.asarray(matrices)
     if matrices.ndim != 4 or 0 in matrices.shape[:2]:
@@ -54,48 +64,82 @@ def show_heatmaps(
             "show_heatmaps draws matrices of shape (rows, columns, T, S), at least one panel. "
             f"Got matrices {list(matrices.shape)}. Fix: reshape one matrix to (1, 1, T, S)."
         )
-    rows, columns = matrices.shape[:2]
-    if titles is not None and len(titles) < columns:
-        raise ValueError(
-            f"titles must name every column. Got {len(titles)} titles for matrices "
-            f"{list(matrices.shape)}, {columns} columns."
-        )
-    plt = pyplot("show_heatmaps")
-    matrices = matrices.astype(np.float64)  # bfloat16 and bool are drawn too
-    low, high = shared_scale(matrices)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=figsize, sharex=True, sharey=True, squeeze=False
+    names = panel_titles(titles, matrices.shape)
+    drawing = import_drawing("show_heatmaps")
+    matrices = matrices.astype(np.float64)  # Matplotlib draws neither bfloat16 nor bool
+    scale = color_scale(matrices, vmin, vmax)
+    figure, grid = drawing.make_panels(matrices.shape, figsize, ax, titled=titles is not None)
+    drawing.fill(figure, grid, matrices, cmap, scale, aspect="equal")
+    for panel, name in zip(grid.flat, names, strict=True):
+        panel.set_title(name)
+    for panel in grid[-1]:
+        panel.set_xlabel(xlabel)
+    for panel in grid[:, 0]:
+        panel.set_ylabel(ylabel)
+    drawing.outer_ticks_only(grid)
+    return drawing.finished(figure, ax)
+
+
+def panel_titles(titles: Sequence[str] | None, shape: tuple[int, ...]) -> list[str]:
+    """A title for each panel, from one per column or one per panel."""
+    rows, columns = shape[:2]
+    if titles is None:
+        return [""] * (rows * columns)
+    if len(titles) == columns:
+        return [str(title) for title in titles] * rows
+    if len(titles) == rows * columns:
+        return [str(title) for title in titles]
+    raise ValueError(
+        f"titles must name every column, or every panel. Got {len(titles)} titles for matrices "
+        f"{list(shape)}: {columns} columns, {rows * columns} panels."
     )
-    for i in range(rows):
-        for j in range(columns):
-            image = grid[i, j].imshow(matrices[i, j], cmap=cmap, vmin=low, vmax=high)
-            if i == rows - 1:
-                grid[i, j].set_xlabel(xlabel)
-            if j == 0:
-                grid[i, j].set_ylabel(ylabel)
-            if titles is not None:
-                grid[i, j].set_title(titles[j])
-    figure.colorbar(image, ax=grid, shrink=0.6)
-    if "inline" in plt.get_backend():
-        plt.close(figure)  # the notebook shows the returned figure; left open, it would twice
-    return figure
 
 
-def shared_scale(matrices: np.ndarray) -> tuple[float, float]:
-    """The ends of one color scale for all matrices, zero between them."""
-    finite = matrices[np.isfinite(matrices)]
+def color_scale(
+    weights: np.ndarray, vmin: float | None = None, vmax: float | None = None
+) -> tuple[float, float]:
+    """The ends of one color scale for all weights; every view of a map uses it.
+
+    Weights of up to 64 keys are drawn from 0 to 1. Many keys share small weights, which that scale
+    would not show: past 64 it ends at the largest weight, but never below four times the mean, so
+    that a uniform map stays light. Numbers outside 0 to 1 (scores, the weights of `Cone`) are drawn
+    from their smallest to their largest, with 0 on the scale.
+
+    Example:
+        >>> import numpy as np
+        >>> from regard.show.heatmaps import color_scale
+        >>> color_scale(np.full((3, 3), 1 / 3)), color_scale(np.eye(3) - 0.5)
+        ((0.0, 1.0), (-0.5, 0.5))
+        >>> color_scale(np.full((1, 1000), 0.001))
+        (0.0, 0.004)
+
+    Args:
+        weights: (..., T, S).
+        vmin, vmax: what the caller asked for; None: the rule above.
+
+    Raises:
+        ValueError: vmin is not below vmax.
+    """
+    finite = weights[np.isfinite(weights)]
     low, high = float(finite.min(initial=0.0)), float(finite.max(initial=0.0))
-    # Where every weight is zero, it is still a scale with two ends.
-    return (low, high) if low < high else (low, 1.0)
+    if low >= 0.0 and high <= 1.0 + 1e-4:  # weights; sums of them may be rounded up
+        many = weights.shape[-1] > FEW_KEYS and high > 0
+        high = min(1.0, max(high, 4.0 * float(finite.mean()))) if many else 1.0
+    low, high = low if vmin is None else float(vmin), high if vmax is None else float(vmax)
+    if low < high:
+        return low, high
+    if vmin is None and vmax is None:
+        return low, low + 1.0
+    raise ValueError(f"vmin must be below vmax. Got a color scale from {low:g} to {high:g}.")
 
 
-def pyplot(caller: str) -> Any:
-    """Matplotlib's pyplot, or the pip command for it."""
+def import_drawing(caller: str) -> ModuleType:
+    """`regard.show.drawing`, or the pip command for Matplotlib."""
     try:
-        from matplotlib import pyplot
+        from regard.show import drawing
     except ModuleNotFoundError as error:
         raise ImportError(
             f"{caller} needs Matplotlib, which is not installed.\n"
             'Install it with: pip install "regard[show]"'
         ) from error
-    return pyplot
+    return drawing

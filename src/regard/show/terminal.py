@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.show import shades
+from regard.show.heatmaps import color_scale
 
 if TYPE_CHECKING:
     from regard.show.attention_map import AttentionMap
@@ -23,9 +24,9 @@ ROWS = 60  # more are averaged
 def print_map(
     seen: AttentionMap, layer: int, head: int, width: int, console: Console | None
 ) -> None:
-    """Numbers on colors where they fit, plain shades where the columns are many.
+    """Prints colored numbers where they fit, and shaded cells where there are many columns.
 
-    Columns that do not fit even so are averaged in groups, and a line says it.
+    Columns that still do not fit are averaged in groups, which a last line says.
     """
     out = console or Console(width=width, highlight=False, file=sys.stdout)
     layers, heads = seen.weights.shape[:2]
@@ -48,27 +49,27 @@ def print_map(
 
 
 def _numbered(seen: AttentionMap, weights: np.ndarray, label: int) -> list[Text]:
-    """A number in each cell, on its color; headings above, as wide as a cell allows."""
+    """Lines with a number in each cell, on its color, below headings."""
     lines = [
         Text(" " * label).append(row) for row in _headings(seen.key_labels, CELL, weights.shape[1])
     ]
-    largest = float(weights.max(initial=0.0)) or 1.0
+    _, top = color_scale(weights)
     for name, row in zip(seen.query_labels, weights, strict=True):
         line = Text(_right(name, label))
         for weight in row:
-            style = "dim" if weight == 0 else shades.style(float(weight) / largest)
+            style = "dim" if weight == 0 else shades.style(float(weight) / top)
             line.append(" ").append(shades.number(float(weight)).rjust(CELL - 1), style=style)
         lines.append(line)
     return lines
 
 
 def _shaded(seen: AttentionMap, weights: np.ndarray, label: int, room: int) -> list[Text]:
-    """A shade in each cell, one or two characters wide, of groups where there are too many."""
+    """Lines of shaded cells, one or two characters wide; averages of groups if there are many."""
     T, S = weights.shape
     down, across = -(-T // ROWS), -(-S // room)
     cell = 2 if room >= 2 * S else 1
     grouped = _averaged(weights, down, across)
-    largest = float(grouped.max(initial=0.0)) or 1.0
+    _, top = color_scale(grouped)
     lines = []
     for index, row in enumerate(grouped):
         line = Text(_right(seen.query_labels[index * down], label) + " ")
@@ -76,10 +77,8 @@ def _shaded(seen: AttentionMap, weights: np.ndarray, label: int, room: int) -> l
             if weight == 0:
                 line.append("·".ljust(cell), style="dim")
             else:
-                line.append(
-                    shades.shade(float(weight) / largest) * cell,
-                    style=shades.style(float(weight) / largest),
-                )
+                part = float(weight) / top
+                line.append(shades.shade(part) * cell, style=shades.style(part))
         lines.append(line)
     if down > 1 or across > 1:
         lines.append(Text(f"each cell: the average of {down} × {across} weights", style="dim"))
@@ -87,7 +86,7 @@ def _shaded(seen: AttentionMap, weights: np.ndarray, label: int, room: int) -> l
 
 
 def _headings(labels: tuple[str, ...], cell: int, columns: int) -> list[str]:
-    """Words above the columns, on as many lines as keep them from touching."""
+    """Column headings, spread over as many lines as they need to stay apart."""
     longest = max((cell_len(label) for label in labels), default=0)
     levels = min(-(-(longest + 1) // cell), 4)
     rows = [[" "] * (columns * cell + longest) for _ in range(levels)]
@@ -111,7 +110,7 @@ def _averaged(weights: np.ndarray, down: int, across: int) -> np.ndarray:
 
 
 def _fit(label: str, width: int) -> str:
-    """At most `width` cells, an ellipsis where something is missing; nothing unprintable."""
+    """The label in at most `width` cells: an ellipsis where it is cut, no control characters."""
     clean = "".join(letter if letter.isprintable() else "·" for letter in label)
     if cell_len(clean) <= width:
         return clean

@@ -84,7 +84,7 @@ def _show_bundled(console: Console) -> None:
         return
     for sentence, (best, *_) in zip(SENTENCES, found, strict=True):
         _indented(console, Text(f"{sentence}\n→ {best.text}", style="bold"))
-        drawn = AttentionMap(best.weights, best.target_words, best.source_words)
+        drawn = AttentionMap(best.weights, best.target_words, best.source_words, end="(end)")
         drawn.print(width=WIDTH, console=console)
         console.print()
     taken = time.monotonic() - begun
@@ -205,7 +205,7 @@ def _map_of(found: "Judged", place: int, title: str = "") -> "AttentionMap":
 
     pair = found.pairs[place]
     labels = split_words(pair.target).words, split_words(pair.source).words
-    return AttentionMap(found.weights[place], *labels, title=title)
+    return AttentionMap(found.weights[place], *labels, title=title, end="(end)")
 
 
 def _draw(folder: Path, run: Path, found: "Judged", places: list[int]) -> list[Path]:

@@ -225,5 +225,5 @@ def _draw(one: "Translation") -> None:
     from regard.show import AttentionMap
 
     console = Console(highlight=False)
-    seen = AttentionMap(one.weights, one.target_words, one.source_words)
+    seen = AttentionMap(one.weights, one.target_words, one.source_words, end="(end)")
     seen.print(width=min(console.width, MAP_WIDTH), console=console)

@@ -117,7 +117,7 @@ class TrainingBar(Listener):
         if self.maps and len(source.words) <= LONGEST and weights.any():
             from regard.show import AttentionMap
 
-            drawn = AttentionMap(weights, written.words, source.words)
+            drawn = AttentionMap(weights, written.words, source.words, end="(end)")
             drawn.print(width=WIDTH, console=self.console)
 
     def warned(self, message: str) -> None:

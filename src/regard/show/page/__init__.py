@@ -1,8 +1,8 @@
 """An `AttentionMap` as one HTML file that works offline: heatmap, lines and table.
 
-page.html, view.css and view.js lie beside this file and are put together here; the playground
-serves the latter two as they are. Labels travel as
-JSON and are written as text, never as HTML; weights travel as 16-bit numbers, in base64.
+page.html, view.css and view.js are joined here; the playground serves view.css and view.js as they
+are. Labels are passed as JSON and written as text, never as HTML; weights are passed as 16-bit
+numbers in base64.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from regard.show.heatmaps import color_scale
 
 if TYPE_CHECKING:
     from regard.show.attention_map import AttentionMap
@@ -34,9 +36,10 @@ def page_of(seen: AttentionMap) -> str:
         "shape": seen.weights.shape,
         "low": low,
         "high": high,
+        "top": color_scale(seen.weights)[1],
         "weights": base64.b64encode(steps.tobytes()).decode("ascii"),
     }
-    # In a script element nothing is escaped, so that no "</script>" may stand in the text.
+    # Inside a script element nothing is unescaped, so the text must not contain "</script>".
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
     parts = {
         "{{title}}": html.escape(seen.title or "Attention"),
@@ -45,7 +48,7 @@ def page_of(seen: AttentionMap) -> str:
         "{{data}}": text,
     }
     page = _part("page.html")
-    for place, part in parts.items():  # the data last: what it says is not looked into
+    for place, part in parts.items():  # the data last: placeholders in labels are not replaced
         page = page.replace(place, part)
     return page
 

@@ -1,10 +1,10 @@
 "use strict";
 // Draws an attention map into a page: as a heatmap, as lines between words, as a table.
-// A map is {queries, keys, layers, heads, weight(layer, head, row, column), high}. Text is only
-// ever set as textContent. The playground uses this file too.
+// A map is {queries, keys, layers, heads, weight(layer, head, row, column), top}; top is the weight
+// at the end of the color scale. Text is only set as textContent. The playground uses this file too.
 
 const ROW = 28; // pixels of a word in the lines
-const LABELS = 120; // pixels of a label in the heatmap, at most
+const LABELS = 120; // at most so many pixels for a label in the heatmap
 const MOST_LINES = 3000, MOST_ROWS = 400, MOST_COLUMNS = 100;
 const SVG = "http://www.w3.org/2000/svg";
 const RAMPS = {
@@ -34,14 +34,27 @@ function unpacked(data) {
   const weight = (layer, head, row, column) =>
     data.low + (steps[((layer * heads + head) * T + row) * S + column] / 65535) *
       (data.high - data.low);
-  return { queries: data.queries, keys: data.keys, layers, heads, weight, high: data.high };
+  return { queries: data.queries, keys: data.keys, layers, heads, weight, top: data.top };
 }
 
-// The map of one matrix, a list of rows.
-function ofRows(rows, queries, keys) {
-  const high = rows.reduce((most, row) => Math.max(most, ...row), 0) || 1;
-  return { queries, keys, layers: 1, heads: 1, high, weight: (l, h, row, column) =>
-    rows[row][column] };
+// The end of the color scale: the rule of color_scale in regard/show/heatmaps.py.
+function topOf(rows, keys) {
+  const all = rows.flat();
+  const [low, high] = all.reduce(([l, h], one) => [Math.min(l, one), Math.max(h, one)], [0, 0]);
+  if (low < 0 || high > 1.0001) return high || 1;
+  if (keys <= 64 || high === 0) return 1;
+  return Math.min(1, Math.max(high, 4 * all.reduce((sum, one) => sum + one, 0) / all.length));
+}
+
+// The map of one matrix, a list of rows. With end, such as "(end)": one more column of that name
+// for what each row lacks to 1 (a translation's weights leave out the end of the sentence).
+function ofRows(rows, queries, keys, end = null) {
+  if (end !== null && rows.some((row) => row.some((one) => one !== 0))) {
+    rows = rows.map((row) => [...row, Math.max(1 - row.reduce((sum, one) => sum + one, 0), 0)]);
+    keys = [...keys, end];
+  }
+  return { queries, keys, layers: 1, heads: 1, top: topOf(rows, keys.length),
+    weight: (l, h, row, column) => rows[row][column] };
 }
 
 function isDark() { return document.documentElement.dataset.theme === "dark"; }
@@ -103,7 +116,7 @@ class AttentionView {
     return this.map.weight(this.at.layer, this.at.head, row, column);
   }
 
-  share(row, column) { return Math.max(this.weight(row, column), 0) / this.map.high; }
+  share(row, column) { return Math.max(this.weight(row, column), 0) / this.map.top; }
 
   // Building ------------------------------------------------------------------------------------
 
