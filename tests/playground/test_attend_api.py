@@ -4,14 +4,14 @@ import dataclasses
 import itertools
 import json
 
+import jax
 import numpy as np
 import pytest
 
 import oracle
 import regard
 from regard.playground import attend_api
-from regard.playground.limits import Limits
-from regard.playground.requests import REGIMES, SCORES, read_attend
+from regard.playground.requests import REGIMES, SCORES, Limits, read_attend
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_it_is_what_attend_says_without_padding(rng, regime):
         request.key,
         request.value,
         score=regard.Gaussian(1.0),
-        normalize=attend_api.REGIMES[regime],
+        normalize=attend_api.NORMALIZERS[regime],
         valid_lens=np.int32(6),
     )
     np.testing.assert_allclose(answer["output"], out, rtol=1e-4, atol=1e-5)
@@ -107,21 +107,28 @@ def test_no_valid_key_gives_zeros(rng):
     assert answer["hull"] == []
 
 
-def test_few_shapes_are_compiled(rng, monkeypatch):
-    seen = set()
+def test_the_number_of_programs_has_a_bound(rng):
+    """Sixteen programs at most, whatever the shapes, scores, regimes and masks."""
+    attend_api._program.clear_cache()
+    compiled = []
 
-    def watched(query, key, value, **settings):
-        seen.add((query.shape, key.shape, value.shape))
-        return np.zeros((query.shape[0], value.shape[1])), np.zeros((len(query), len(key)))
+    def listen(name, *_, **__):
+        if name == "/jax/core/compile/backend_compile_duration":
+            compiled.append(name)
 
-    monkeypatch.setattr(attend_api.regard, "attend", watched)
-    monkeypatch.setattr(attend_api.regard, "scores", lambda query, key, score: query @ key.T)
-    sizes = (1, 8, 9, 64)
-    for T, S, D, V in itertools.product(sizes, sizes, (1, 2, 3), (2, 3)):
-        answer = attend_api.answer(asked(rng, T, S, D, V))
-        assert np.shape(answer["weights"]) == (T, S)
-        assert np.shape(answer["output"]) == (T, V)
-    assert len(seen) <= 2 * 2 * 2
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        sizes = (1, 2, 7, 8, 9, 33, 64)
+        regimes, scores = itertools.cycle(REGIMES), itertools.cycle(SCORES)
+        for T, S, D, V in itertools.product(sizes, sizes, (1, 2, 3, 100), (1, 2, 3)):
+            settings = dict(score=next(scores), regime=next(regimes), causal=bool(T % 2))
+            answer = attend_api.answer(asked(rng, T, S, D, V, valid_len=S // 2, **settings))
+            assert np.shape(answer["weights"]) == np.shape(answer["scores"]) == (T, S)
+            assert np.shape(answer["output"]) == (T, V)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert attend_api._program._cache_size() <= 16
+    assert len(compiled) <= 16, "nothing else is compiled either"
 
 
 def test_extremes_stay_json():

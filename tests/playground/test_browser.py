@@ -206,6 +206,6 @@ def test_a_model_that_is_compiled_is_announced(browser):
     playground = Playground(Reverser(), models=[{"name": "slow"}], warm=[lambda: door.wait(20)])
     with served(playground.app()) as address, quiet_page(browser) as page:
         page.goto(address)
-        page.wait_for_selector("#model:has-text('slow: being made ready …')")
+        page.wait_for_selector("#model:has-text('slow: being compiled …')")
         door.set()
         page.wait_for_function("() => byId('model').textContent === 'slow'")

@@ -12,8 +12,10 @@ byId("translate-form").addEventListener("submit", async (event) => {
   button.disabled = true;
   try {
     const beam = Number(byId("beam").value);
-    const found = await ask("/api/translate", { text: [byId("text").value], beam, n_best: beam });
-    translated.best = found.translations[0];
+    const found = await ask("/api/translate", { text: [byId("text").value], beam, n_best: beam,
+      weights: true });
+    translated.best = found.translations[0].map(
+      (one) => ({ ...one, weights: rowsOf(one.weights) }));
     byId("result").hidden = false;
     chooseHypothesis(0);
   } catch (error) {
@@ -22,6 +24,14 @@ byId("translate-form").addEventListener("submit", async (event) => {
     button.disabled = false;
   }
 });
+
+// Weights as the API packs them: 16-bit integers in base64, 65535 for 1.
+function rowsOf({ shape: [T, S], data }) {
+  const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+  const steps = new DataView(bytes.buffer);
+  return Array.from({ length: T }, (_, row) => Array.from({ length: S },
+    (_, column) => steps.getUint16(2 * (row * S + column), true) / 65535));
+}
 
 function chooseHypothesis(index) {
   translated.chosen = index;
@@ -76,7 +86,7 @@ async function sayModel() {
     const name = found.models.length ? found.models[0].name
       : "There is no model here; Scores and Your own work.";
     const starting = found.models.length > 0 && found.status === "starting";
-    byId("model").textContent = starting ? `${name}: being made ready …` : name;
+    byId("model").textContent = starting ? `${name}: being compiled …` : name;
     if (starting) setTimeout(sayModel, 2000);
   } catch {
     byId("model").textContent = "";
