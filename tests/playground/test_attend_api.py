@@ -1,5 +1,6 @@
 """The page's plane: what the API answers is what the library says of the arrays as they are."""
 
+import base64
 import dataclasses
 import itertools
 import json
@@ -108,7 +109,7 @@ def test_no_valid_key_gives_zeros(rng):
 
 
 def test_the_number_of_programs_has_a_bound(rng):
-    """Sixteen programs at most, whatever the shapes, scores, regimes and masks."""
+    """Thirty-two programs at most, half of them for maps, whatever clients ask."""
     attend_api._program.clear_cache()
     compiled = []
 
@@ -122,13 +123,40 @@ def test_the_number_of_programs_has_a_bound(rng):
         regimes, scores = itertools.cycle(REGIMES), itertools.cycle(SCORES)
         for T, S, D, V in itertools.product(sizes, sizes, (1, 2, 3, 100), (1, 2, 3)):
             settings = dict(score=next(scores), regime=next(regimes), causal=bool(T % 2))
-            answer = attend_api.answer(asked(rng, T, S, D, V, valid_len=S // 2, **settings))
+            answer = attend_api.answer(
+                asked(rng, T, S, D, V, valid_len=S // 2, map=D == 2, **settings)
+            )
             assert np.shape(answer["weights"]) == np.shape(answer["scores"]) == (T, S)
             assert np.shape(answer["output"]) == (T, V)
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
-    assert attend_api._program._cache_size() <= 16
-    assert len(compiled) <= 16, "nothing else is compiled either"
+    assert attend_api._program._cache_size() <= 32
+    assert len(compiled) <= 32, "nothing else is compiled either"
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_the_map_says_which_key_wins(rng, score):
+    request = asked(rng, S=5, score=score, valid_len=4, map=True)
+    found = attend_api.answer(request)["map"]
+    winner, share = (
+        np.frombuffer(base64.b64decode(found[name]), np.uint8).reshape(found["size"], found["size"])
+        for name in ("winner", "share")
+    )
+    for row, column in [(0, 0), (3, 30), (16, 15), (31, 31)]:
+        place = np.array([[column + 0.5, found["size"] - row - 0.5]]) / found["size"] * 10 - 5
+        single = dataclasses.replace(request, query=place)
+        (weights,) = attend_api.attended(single)[1]
+        assert winner[row, column] == weights.argmax() < 4
+        assert share[row, column] == pytest.approx(255 * weights.max(), abs=1)
+
+
+def test_the_map_shows_no_winner_where_all_are_equal(rng):
+    found = attend_api.answer(asked(rng, regime="uniform", map=True))["map"]
+    assert set(base64.b64decode(found["winner"])) == {255}
+    one = attend_api.answer(asked(rng, regime="uniform", valid_len=1, map=True))["map"]
+    assert set(base64.b64decode(one["winner"])) == {0}
+    none = attend_api.answer(asked(rng, valid_len=0, map=True))["map"]
+    assert set(base64.b64decode(none["winner"])) == {255}
 
 
 def test_extremes_stay_json():

@@ -100,6 +100,7 @@ def test_points_come_through_with_defaults():
         ({"width": "1"}, "width must be a number"),
         ({"scaled": 1}, "scaled must be true or false. Got 1"),
         ({"valid_len": 3}, "valid_len must be an integer from 0 to 2. Got 3"),
+        ({"map": True, "query": [[1]], "key": [[1], [2]]}, "map is for points of 2 numbers. Got 1"),
         ({"extra": 1, "more": 2}, "unknown fields: 'extra', 'more'"),
     ],
 )

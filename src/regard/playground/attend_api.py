@@ -1,9 +1,12 @@
 """Scores, weights and outputs for points, all of them computed by the library.
 
 Points are padded to a few shapes, and everything that a request may vary is an argument of the
-compiled program: there are sixteen programs (four scores, four shapes), whatever clients ask.
+compiled program: there are sixteen programs (four scores, four shapes), and as many for the map of
+winners, whatever clients ask.
 """
 
+import base64
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -19,33 +22,71 @@ from regard.playground.requests import REGIMES, SCORES, AttendRequest, Limits, r
 
 POINTS, WIDTHS = (8, 64), (2, 512)  # the shapes that are compiled; the limits are the largest
 HIDDEN = 16  # units of the additive score
+MAP, EDGE, TIE = 32, 5.0, 255  # places in a row of the map; it reaches from -EDGE to EDGE
 
 
 def answer(request: AttendRequest) -> dict[str, Any]:
     """The JSON of /api/attend: scores [T, S], weights [T, S], output [T, V], and a hull."""
+    scores, weights, output = attended(request)
+    answered = {
+        "scores": _rows(scores),
+        "weights": _rows(weights),
+        "output": _rows(output),
+        "hull": hull(request.value[: valid_len(request)], request.regime),
+    }
+    if request.map:
+        answered["map"] = winners(request)
+    return answered
+
+
+def attended(request: AttendRequest) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scores [T, S], weights [T, S] and output [T, V]."""
     (T, D), (S, V) = request.query.shape, request.value.shape
-    count, width = _bucket(max(T, S), POINTS), _bucket(max(D, V), WIDTHS)
+    keys, width = _bucket(max(T if POINTS[-1] >= T else 0, S), POINTS), _bucket(max(D, V), WIDTHS)
+    queries = max(T, keys)  # more than there may be keys only where the map asks
     query, key, kernels = _inputs(request, width)
-    lens = S if request.valid_len is None else request.valid_len
     # Zeros change no score, and padded keys are beyond the valid length.
     found = _program(
         request.score,
         np.int32(REGIMES.index(request.regime)),
-        _padded(query, count, width),
-        _padded(key, count, width),
-        _padded(request.value, count, width),
+        _padded(query, queries, width),
+        _padded(key, keys, width),
+        _padded(request.value, keys, width),
         kernels,
-        np.int32(lens),
-        np.tri(count, dtype=bool) if request.causal else np.ones((count, count), bool),
+        np.int32(valid_len(request)),
+        np.tri(queries, keys, dtype=bool) if request.causal else np.ones((queries, keys), bool),
     )
     # Sliced in NumPy: in JAX, every T, S and V would be a program of its own.
     scores, weights, output = (np.asarray(array) for array in found)
-    return {
-        "scores": _rows(scores[:T, :S]),
-        "weights": _rows(weights[:T, :S]),
-        "output": _rows(output[:T, :V]),
-        "hull": hull(request.value[:lens], request.regime),
+    return scores[:T, :S], weights[:T, :S], output[:T, :V]
+
+
+def valid_len(request: AttendRequest) -> int:
+    """The number of keys that take part."""
+    return len(request.key) if request.valid_len is None else request.valid_len
+
+
+def winners(request: AttendRequest) -> dict[str, Any]:
+    """Which key a query would give its largest weight to, at each place of the page's plane.
+
+    Returns:
+        The number of places in a row, and in base64 a byte for each place, row by row from the top:
+        the winning key (255 where all weights are equal), and its weight in 255ths.
+    """
+    middle = (np.arange(MAP) + 0.5) / MAP * 2 * EDGE - EDGE
+    x, y = np.meshgrid(middle, -middle)
+    grid = np.stack([x.ravel(), y.ravel()], axis=1)
+    _, weights, _ = attended(dataclasses.replace(request, query=grid, causal=False))
+    largest, best = weights.max(axis=1), weights.argmax(axis=1)
+    taking_part = weights[:, : max(valid_len(request), 1)]
+    equal = (largest - taking_part.min(axis=1) < 1e-6) & (taking_part.shape[1] > 1)
+    best = np.where(equal | (largest == 0), TIE, best)
+    arrays = {"winner": best, "share": np.rint(np.clip(largest, 0, 1) * 255)}
+    packed = {
+        name: base64.b64encode(array.astype(np.uint8).tobytes()).decode("ascii")
+        for name, array in arrays.items()
     }
+    return {"size": MAP, **packed}
 
 
 def positive(scores: Array) -> Array:
@@ -130,7 +171,12 @@ def warm_up() -> list[Callable[[], None]]:
     """Functions that compile the attention of the page's plane, and of its row of eight keys."""
 
     def step(T: int, S: int, D: int, score: str) -> None:
-        body = {"query": [[1.0] * D] * T, "key": [[1.0] * D] * S, "score": score}
+        body: dict[str, Any] = {
+            "map": D == 2,
+            "query": [[1.0] * D] * T,
+            "key": [[1.0] * D] * S,
+            "score": score,
+        }
         answer(read_attend(body, Limits()))
 
     planes = [(3, 5, 2, score) for score in SCORES]

@@ -153,9 +153,13 @@ class Guard:
 
     @staticmethod
     async def _refuse(send: Any, refusal: Refusal) -> None:
-        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
         body = json.dumps({"error": refusal.message}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
 

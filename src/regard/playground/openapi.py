@@ -95,6 +95,11 @@ def _attend(limits: Limits) -> dict[str, Any]:
             "scaled": {"type": "boolean", "default": True},
             "valid_len": {"type": ["integer", "null"], "minimum": 0},
             "causal": {"type": "boolean", "default": False},
+            "map": {
+                "type": "boolean",
+                "default": False,
+                "description": "return which key wins where; for points of 2 numbers",
+            },
         },
         ["query", "key"],
         additionalProperties=False,
@@ -137,7 +142,25 @@ _TRANSLATED = _object(
     ["translations"],
 )
 _ATTENDED = _object(
-    {"scores": _MATRIX, "weights": _MATRIX, "output": _MATRIX, "hull": _MATRIX},
+    {
+        "scores": _MATRIX,
+        "weights": _MATRIX,
+        "output": _MATRIX,
+        "hull": _MATRIX,
+        "map": {
+            **_object(
+                {
+                    "size": {"type": "integer"},
+                    "winner": {"type": "string"},
+                    "share": {"type": "string"},
+                },
+                ["size", "winner", "share"],
+            ),
+            "description": "where asked for: size x size places from -5 to 5, row by row from the "
+            "top, a byte each in base64: the key with the largest weight (255 where all are "
+            "equal), and that weight in 255ths",
+        },
+    },
     ["scores", "weights", "output", "hull"],
 )
 _STATUS = {"enum": ["ok", "starting", "stopping"]}

@@ -133,6 +133,7 @@ class AttendRequest:
     scaled: bool  # the dot product's 1/sqrt(d)
     valid_len: int | None
     causal: bool
+    map: bool = False  # whether to return which key wins where
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -177,7 +178,7 @@ def read_translate(given: dict[str, Any], limits: Limits) -> TranslateRequest:
 def read_attend(given: dict[str, Any], limits: Limits) -> AttendRequest:
     """Checks the body of /api/attend."""
     fields = ("query", "key", "value", "score", "regime", "temperature", "width", "scaled")
-    _known(given, (*fields, "valid_len", "causal"))
+    _known(given, (*fields, "valid_len", "causal", "map"))
     query = _points(given, "query", limits)
     key = _points(given, "key", limits)
     value = _points(given, "value", limits) if "value" in given else key
@@ -187,6 +188,9 @@ def read_attend(given: dict[str, Any], limits: Limits) -> AttendRequest:
         )
     if len(value) != len(key):
         raise Refusal(422, f"there is one value per key. Got {len(value)} and {len(key)}.")
+    with_map = _boolean(given, "map", False)
+    if with_map and key.shape[1] != 2:
+        raise Refusal(422, f"map is for points of 2 numbers. Got {key.shape[1]}.")
     valid_len = None
     if given.get("valid_len") is not None:
         valid_len = _integer(given, "valid_len", 0, 0, len(key))
@@ -201,6 +205,7 @@ def read_attend(given: dict[str, Any], limits: Limits) -> AttendRequest:
         _boolean(given, "scaled", True),
         valid_len,
         _boolean(given, "causal", False),
+        with_map,
     )
 
 

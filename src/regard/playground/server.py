@@ -42,6 +42,7 @@ STATIC = {
     "/scores.js": ("playground/static/scores.js", JAVASCRIPT),
     "/own.js": ("playground/static/own.js", JAVASCRIPT),
     "/playground.css": ("playground/static/playground.css", CSS),
+    "/example.json": ("playground/static/example.json", "application/json"),
     "/icon.svg": ("playground/static/icon.svg", "image/svg+xml"),
     # Shared with the pages that AttentionMap writes.
     "/view.css": ("show/page/view.css", CSS),
