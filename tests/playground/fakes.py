@@ -1,8 +1,9 @@
-"""What stands in for a model, so that these tests are about the server and the page."""
+"""A stand-in for a model, so that these tests are about the server and the page."""
 
 import contextlib
 import threading
 import time
+import types
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Said:
-    """What a `Translation` has and the server reads."""
+    """The parts of a `Translation` that the server reads."""
 
     text: str
     score: float
@@ -29,20 +30,44 @@ class Reverser:
 
     def __init__(self, seconds: float = 0.0, open_door: threading.Event | None = None) -> None:
         self.seconds, self.open_door = seconds, open_door
+        self.tokenizers = types.SimpleNamespace(source=Words(), target=Words())
         self.calls: list[tuple[int, int, int]] = []  # sentences, beam, n_best
         self.hurries: list[bool | None] = []
         self.started = threading.Event()
 
-    def translate(self, texts, *, search, n_best=1, hurry=None):
+    def translate(self, texts, *, search, n_best=1, hurry=None, progress=None, **settings):
         self.started.set()
         self.calls.append((len(texts), search.beam, n_best))
         self.hurries.append(hurry)
         time.sleep(self.seconds)
         if self.open_door is not None:
             assert self.open_door.wait(20), "the test forgot the door"
+        if progress is not None:
+            progress(1, 1)
         if any("BROKEN" in text for text in texts):
             raise RuntimeError("this model cannot do that")
         return [[said(text, k) for k in range(n_best)] for text in texts]
+
+    def next_words(self, text, translations, count):
+        """The word itself with 0.9, then the source's other words; "" stands for the end."""
+        listed = []
+        for one in translations:
+            words = [[word, *one.source_words] for word in (*one.target_words, "")]
+            ranked = [list(dict.fromkeys(some))[:count] for some in words]
+            shares = (0.9, *[0.01] * count)
+            listed.append([list(zip(some, shares, strict=False)) for some in ranked])
+        return listed
+
+
+class Words:
+    """A tokenizer whose tokens are words."""
+
+    def encode(self, text):
+        words = tuple(text.split())
+        return types.SimpleNamespace(ids=words, words=words)
+
+    def encode_batch(self, texts):
+        return [self.encode(text) for text in texts]
 
 
 def said(text: str, k: int = 0) -> Said:

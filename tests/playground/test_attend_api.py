@@ -1,17 +1,18 @@
 """The page's plane: what the API answers is what the library says of the arrays as they are."""
 
+import base64
 import dataclasses
 import itertools
 import json
 
+import jax
 import numpy as np
 import pytest
 
 import oracle
 import regard
 from regard.playground import attend_api
-from regard.playground.limits import Limits
-from regard.playground.requests import REGIMES, SCORES, read_attend
+from regard.playground.requests import REGIMES, SCORES, Limits, read_attend
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_it_is_what_attend_says_without_padding(rng, regime):
         request.key,
         request.value,
         score=regard.Gaussian(1.0),
-        normalize=attend_api.REGIMES[regime],
+        normalize=attend_api.NORMALIZERS[regime],
         valid_lens=np.int32(6),
     )
     np.testing.assert_allclose(answer["output"], out, rtol=1e-4, atol=1e-5)
@@ -107,21 +108,55 @@ def test_no_valid_key_gives_zeros(rng):
     assert answer["hull"] == []
 
 
-def test_few_shapes_are_compiled(rng, monkeypatch):
-    seen = set()
+def test_the_number_of_programs_has_a_bound(rng):
+    """Thirty-two programs at most, half of them for maps, whatever clients ask."""
+    attend_api._program.clear_cache()
+    compiled = []
 
-    def watched(query, key, value, **settings):
-        seen.add((query.shape, key.shape, value.shape))
-        return np.zeros((query.shape[0], value.shape[1])), np.zeros((len(query), len(key)))
+    def listen(name, *_, **__):
+        if name == "/jax/core/compile/backend_compile_duration":
+            compiled.append(name)
 
-    monkeypatch.setattr(attend_api.regard, "attend", watched)
-    monkeypatch.setattr(attend_api.regard, "scores", lambda query, key, score: query @ key.T)
-    sizes = (1, 8, 9, 64)
-    for T, S, D, V in itertools.product(sizes, sizes, (1, 2, 3), (2, 3)):
-        answer = attend_api.answer(asked(rng, T, S, D, V))
-        assert np.shape(answer["weights"]) == (T, S)
-        assert np.shape(answer["output"]) == (T, V)
-    assert len(seen) <= 2 * 2 * 2
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        sizes = (1, 2, 7, 8, 9, 33, 64)
+        regimes, scores = itertools.cycle(REGIMES), itertools.cycle(SCORES)
+        for T, S, D, V in itertools.product(sizes, sizes, (1, 2, 3, 100), (1, 2, 3)):
+            settings = dict(score=next(scores), regime=next(regimes), causal=bool(T % 2))
+            answer = attend_api.answer(
+                asked(rng, T, S, D, V, valid_len=S // 2, map=D == 2, **settings)
+            )
+            assert np.shape(answer["weights"]) == np.shape(answer["scores"]) == (T, S)
+            assert np.shape(answer["output"]) == (T, V)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert attend_api._program._cache_size() <= 32
+    assert len(compiled) <= 32, "nothing else is compiled either"
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_the_map_says_which_key_wins(rng, score):
+    request = asked(rng, S=5, score=score, valid_len=4, map=True)
+    found = attend_api.answer(request)["map"]
+    winner, share = (
+        np.frombuffer(base64.b64decode(found[name]), np.uint8).reshape(found["size"], found["size"])
+        for name in ("winner", "share")
+    )
+    for row, column in [(0, 0), (3, 30), (16, 15), (31, 31)]:
+        place = np.array([[column + 0.5, found["size"] - row - 0.5]]) / found["size"] * 10 - 5
+        single = dataclasses.replace(request, query=place)
+        (weights,) = attend_api.attended(single)[1]
+        assert winner[row, column] == weights.argmax() < 4
+        assert share[row, column] == pytest.approx(255 * weights.max(), abs=1)
+
+
+def test_the_map_shows_no_winner_where_all_are_equal(rng):
+    found = attend_api.answer(asked(rng, regime="uniform", map=True))["map"]
+    assert set(base64.b64decode(found["winner"])) == {255}
+    one = attend_api.answer(asked(rng, regime="uniform", valid_len=1, map=True))["map"]
+    assert set(base64.b64decode(one["winner"])) == {0}
+    none = attend_api.answer(asked(rng, valid_len=0, map=True))["map"]
+    assert set(base64.b64decode(none["winner"])) == {255}
 
 
 def test_extremes_stay_json():

@@ -1,4 +1,4 @@
-"""Many requests, one search: nobody gets another's answer, and nobody waits for nothing."""
+"""Requests that share a search: each gets its own answer, and abandoned work is dropped."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,7 @@ import time
 import pytest
 
 from regard.playground.batcher import Batcher
-from regard.playground.limits import Limits
-from regard.playground.requests import Refusal, TranslateRequest
+from regard.playground.requests import Limits, Refusal, TranslateRequest
 
 
 class Upper:
@@ -19,14 +18,18 @@ class Upper:
     def __init__(self, seconds=0.0, door=None):
         self.seconds, self.door, self.calls = seconds, door, []
 
-    def __call__(self, texts, beam, n_best):
-        self.calls.append((list(texts), beam, n_best))
+    def __call__(self, requests, check):
+        texts = [text for one in requests for text in one.text]
+        (beam, n_best), *others = {one.program for one in requests}
+        assert not others, "all requests of a batch have one program"
+        self.calls.append((texts, beam, n_best))
         time.sleep(self.seconds)
         if self.door is not None:
             assert self.door.wait(20)
+        check()
         if "broken" in texts:
             raise RuntimeError("this batch fails")
-        return [[f"{text.upper()}/{beam}/{k}" for k in range(n_best)] for text in texts]
+        return [expected(one) for one in requests]
 
 
 @contextlib.asynccontextmanager
@@ -55,7 +58,7 @@ def test_each_answer_is_of_its_own_request():
     rng = random.Random(4)
     requests = []
     for number in range(300):
-        beam = rng.choice([1, 3, 5])
+        beam = rng.choice([1, 3, 5, 8])
         texts = tuple(f"s{number}-{i}" for i in range(rng.randint(1, 5)))
         requests.append(TranslateRequest(texts, beam, rng.randint(1, beam)))
     translate = Upper(seconds=0.001)
@@ -71,15 +74,17 @@ def test_each_answer_is_of_its_own_request():
     for request, answer in zip(requests, asyncio.run(run()), strict=True):
         assert answer == expected(request)
     # And they did share: fewer searches than requests, each within its size, none of two kinds.
-    assert len(translate.calls) < 150
+    assert len(translate.calls) < 220
     assert max(len(texts) for texts, _, _ in translate.calls) <= Limits().batch
-    assert {(beam, n) for _, beam, n in translate.calls} <= {(1, 1), (3, 1), (3, 3), (5, 1), (5, 5)}
+    assert {(beam, n) for _, beam, n in translate.calls} <= {
+        (1, 1), (3, 1), (3, 3), (5, 1), (5, 5), (8, 1), (8, 8)
+    }  # fmt: skip
     assert sorted(text for texts, _, _ in translate.calls for text in texts) == sorted(
         text for one in requests for text in one.text
     )
 
 
-def test_what_comes_during_a_search_is_the_next_one():
+def test_requests_that_arrive_during_a_search_are_the_next_batch():
     door = threading.Event()
     translate = Upper(door=door)
 
@@ -99,7 +104,7 @@ def test_what_comes_during_a_search_is_the_next_one():
     assert [len(texts) for texts, _, _ in translate.calls] == [1, 20]
 
 
-def test_a_full_queue_turns_away_and_has_room_again():
+def test_a_full_queue_refuses_and_has_room_again():
     door = threading.Event()
 
     async def run():
@@ -118,7 +123,7 @@ def test_a_full_queue_turns_away_and_has_room_again():
     assert (refusal.status, refusal.retry) == (429, 1)
 
 
-def test_who_waits_too_long_is_told_and_not_worked_for():
+def test_a_request_that_waited_too_long_is_refused_and_dropped():
     door = threading.Event()
     translate = Upper(door=door)
 
@@ -139,7 +144,7 @@ def test_who_waits_too_long_is_told_and_not_worked_for():
     assert [texts for texts, _, _ in translate.calls] == [["a"], ["b"]]
 
 
-def test_one_failure_is_not_the_next_ones():
+def test_the_request_after_a_failure_succeeds():
     async def run():
         async with working(Upper()) as batcher:
             with pytest.raises(RuntimeError, match="this batch fails"):
@@ -149,7 +154,107 @@ def test_one_failure_is_not_the_next_ones():
     asyncio.run(run())
 
 
-def test_the_end_finishes_what_was_accepted_and_refuses_the_rest():
+def test_a_request_that_fails_does_not_fail_the_others_in_its_batch():
+    async def run():
+        batcher = Batcher(Upper(), Limits())
+        asked = [
+            asyncio.create_task(batcher.ask(TranslateRequest((text,))))
+            for text in ("a", "broken", "b")
+        ]
+        await gone_in(batcher, 3)
+        batcher.start()
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        await batcher.stop()
+        return results, batcher.translate.calls
+
+    (first, failed, last), calls = asyncio.run(run())
+    assert (first, last) == ([["A/5/0"]], [["B/5/0"]])
+    assert isinstance(failed, RuntimeError)
+    assert [texts for texts, _, _ in calls] == [["a", "broken", "b"], ["a"], ["broken"], ["b"]]
+
+
+def test_a_batch_that_nobody_waits_for_is_abandoned():
+    door, seen = threading.Event(), []
+    translate = Upper(door=door)
+
+    async def run():
+        batcher = Batcher(translate, Limits(), lambda *told: seen.append(told))
+        batcher.start()
+        asked = [asyncio.create_task(batcher.ask(TranslateRequest((t,)))) for t in "abc"]
+        while not translate.calls:
+            await asyncio.sleep(0.002)
+        for one in asked:
+            one.cancel()
+        await gone_in(batcher, 0)
+        door.set()
+        assert await batcher.ask(TranslateRequest(("d",))) == [["D/5/0"]]
+        await batcher.stop()
+
+    asyncio.run(run())
+    assert [(sentences, abandoned) for sentences, _, abandoned in seen] == [(3, True), (1, False)]
+
+
+def test_a_batch_goes_on_while_one_client_waits():
+    door, seen = threading.Event(), []
+    translate = Upper(door=door)
+
+    async def run():
+        batcher = Batcher(translate, Limits(), lambda *told: seen.append(told))
+        batcher.start()
+        asked = [asyncio.create_task(batcher.ask(TranslateRequest((t,)))) for t in "ab"]
+        while not translate.calls:
+            await asyncio.sleep(0.002)
+        asked[0].cancel()
+        door.set()
+        assert await asked[1] == [["B/5/0"]]
+        await batcher.stop()
+
+    asyncio.run(run())
+    assert [abandoned for _, _, abandoned in seen] == [False]
+
+
+def test_a_cancelled_request_leaves_the_queue():
+    door = threading.Event()
+    translate = Upper(door=door)
+
+    async def run():
+        async with working(translate, queue=400) as batcher:
+            running = asyncio.create_task(batcher.ask(TranslateRequest(("first",))))
+            while not translate.calls:
+                await asyncio.sleep(0.002)
+            gone = [
+                asyncio.create_task(batcher.ask(TranslateRequest((f"t{i}",)))) for i in range(308)
+            ]
+            await gone_in(batcher, 309)
+            for one in gone:
+                one.cancel()
+            await gone_in(batcher, 1)
+            door.set()
+            await running
+
+    asyncio.run(run())
+    assert [texts for texts, _, _ in translate.calls] == [["first"]]
+
+
+def test_a_batch_has_a_bound_on_its_tokens():
+    async def run():
+        translate = Upper()
+        batcher = Batcher(translate, Limits(tokens=100))
+        sizes = [60, 50, 40, 100, 1]
+        asked = [
+            asyncio.create_task(batcher.ask(TranslateRequest((str(i),)), tokens))
+            for i, tokens in enumerate(sizes)
+        ]
+        await gone_in(batcher, len(sizes))
+        batcher.start()
+        await asyncio.gather(*asked)
+        await batcher.stop()
+        return [texts for texts, _, _ in translate.calls]
+
+    assert asyncio.run(run()) == [["0", "2"], ["1", "4"], ["3"]]
+
+
+def test_shutting_down_finishes_accepted_requests_and_refuses_others():
     door = threading.Event()
     translate = Upper(door=door)
 

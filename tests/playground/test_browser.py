@@ -1,7 +1,9 @@
 """The playground in a real browser: everything a visitor does, and nothing on the console."""
 
+import json
 import re
 import threading
+from importlib.resources import files
 
 import pytest
 
@@ -16,7 +18,10 @@ from playground.browser import (
     weights,
 )
 from playground.fakes import Reverser, served
+from regard.playground.requests import TranslateRequest
 from regard.playground.server import Playground
+from regard.playground.translations import answers
+from regard.seq2seq.translator import Translator
 
 
 def translate(page, text):
@@ -24,7 +29,7 @@ def translate(page, text):
     page.click("#translate-form button")
     page.wait_for_function(
         "words => document.querySelectorAll('#translate-view ol.keys li').length === words",
-        arg=len(text.split()),
+        arg=len(text.split()) + 1,  # and the end
     )
 
 
@@ -40,25 +45,100 @@ def shown_lines(page, view):
 # Translate ---------------------------------------------------------------------------------------
 
 
+def test_the_page_opens_with_a_translation_and_its_lines(page):
+    page.wait_for_selector("#translate-view .pairs line", state="attached")
+    assert page.inner_text("#translation") == "Ma sœur veut acheter une voiture rouge."
+    assert page.input_value("#text") == "My sister wants to buy a red car."
+    words = page.locator("#translate-view ol.keys li").all_inner_texts()
+    assert words == [*["My", "sister", "wants", "to", "buy", "a", "red", "car", "."], "(end)"]
+    said = page.inner_text("#lines-said")
+    assert "French words on the right look at the English words on the left" in said
+    for stage in ("Encoder", "Attention", "Decoder"):
+        assert stage in page.inner_text(f"#stage-{stage.lower()} h3")
+
+
+def test_the_example_is_what_the_bundled_model_answers():
+    """`make images` writes the file again."""
+    kept = json.loads(files("regard").joinpath("playground/static/example.json").read_text("utf-8"))
+    asked = TranslateRequest(("My sister wants to buy a red car.",), 5, len(kept), True, 5)
+    ((found,),) = answers(Translator.load(), [asked], lambda: None, True)
+    assert [one["text"] for one in found] == [one["text"] for one in kept]
+    for one, other in zip(found, kept, strict=True):
+        assert one["weights"]["shape"] == other["weights"]["shape"]
+        assert len(one["next_words"]) == len(one["target_words"]) + 1
+
+
+def test_enter_translates_and_shift_enter_does_not(page):
+    page.fill("#text", "one two")
+    page.press("#text", "Shift+Enter")
+    assert page.input_value("#text") == "one two\n"
+    page.press("#text", "Enter")
+    page.wait_for_function("() => byId('translation').textContent === 'two one'")
+
+
 def test_a_sentence_is_translated_and_stepped_through(page):
-    assert page.inner_text("#model") == "backwards"
+    page.wait_for_selector("#model:has-text('Model: backwards')")
     translate(page, "one two three four")
     assert page.inner_text("#translation") == "four three two one"
     assert page.locator("#hypotheses li").count() == 5
-    assert page.inner_text("#written") == "four three two one"
+    assert page.inner_text("#step-said") == "All 4 words. Step through them:"
+    page.click("#step-back")
+    assert page.inner_text("#step-said") == "Step 5 of 5: the end of the sentence"
     page.click("#step-back")
     page.click("#step-back")
-    assert page.inner_text("#written") == "four three"
-    assert page.locator("#translate-view ol.queries li").count() == 2
+    assert page.inner_text("#step-said") == "Step 3 of 5: “two”"
+    assert page.locator("#translation mark").all_inner_texts() == ["two"]
+    assert page.locator("#translate-view ol.queries li").count() == 3
+    assert {query for query, _ in shown_lines(page, "#translate-view")} == {2}
+    assert "To write “two”" in page.inner_text("#lines-said")
+    assert page.locator("#written span").all_inner_texts() == ["four", "three", "two"]
+    assert page.locator("#written .now").all_inner_texts() == ["two"]
+    first = page.locator("#weights-now li").first
+    assert first.inner_text().split() == ["two", "80", "%"]
+    next_words = page.locator("#next li").all_inner_texts()
+    assert next_words[0].split() == ["two", "90", "%"]
+    assert len(next_words) == 4
     looks = page.locator("#looks tr").all_inner_texts()
-    assert re.match(r"three\s+three 0\.80", looks[0])
-    assert re.match(r"two\s+two 0\.80", looks[1]), "the second hypothesis is turned by one word"
+    assert re.match(r"two\s+two 0\.80", looks[0])
+    assert re.match(r"one\s+one 0\.80", looks[1]), "the second hypothesis is turned by one word"
     page.click("#step-on")
-    assert page.inner_text("#written") == "four three two"
+    assert page.locator("#translation mark").all_inner_texts() == ["one"]
     page.focus("#step")
     page.keyboard.press("Home")
-    assert page.inner_text("#written") == ""
+    assert page.inner_text("#step-said") == "Step 1 of 5: “four”"
     assert page.locator("#step-back").is_disabled()
+    page.click("#step-all")
+    assert page.locator("#translation mark").count() == 0
+    assert {query for query, _ in shown_lines(page, "#translate-view")} == {0, 1, 2, 3}
+
+
+def test_play_lights_up_each_stage_and_ends_with_all_words(page):
+    translate(page, "one two")
+    page.evaluate(
+        """() => { window.seen = []; new MutationObserver(() => {
+             const lit = [...document.querySelectorAll(".lit")].map((one) => one.id.slice(6));
+             const step = byId("step-said").textContent.split(":")[0];
+             const now = step + " " + lit.join("+");
+             if (seen.at(-1) !== now) seen.push(now);
+           }).observe(byId("result"), { subtree: true, childList: true, attributes: true }); }"""
+    )
+    page.clock.install()
+    page.click("#play")
+    assert page.inner_text("#play") == "❚❚ Pause"
+    assert page.locator("#stage-encoder.lit").count() == 1
+    for _ in range(8):
+        page.clock.run_for(1200)
+    page.wait_for_selector("#play:has-text('Play')")
+    assert page.evaluate("seen.filter((one) => !one.endsWith(' '))") == [
+        "Step 1 of 3 encoder",
+        *(f"Step {k} of 3 {lit}" for k in (1, 2, 3) for lit in ("attention", "attention+decoder")),
+    ]
+    assert page.inner_text("#step-said") == "All 2 words. Step through them:"
+    page.click("#play")
+    page.clock.run_for(1200)
+    page.click("#play")  # pauses
+    page.clock.run_for(9000)
+    assert page.inner_text("#step-said") == "Step 1 of 3: “two”"
 
 
 def test_another_hypothesis_can_be_looked_at(page):
@@ -112,8 +192,11 @@ def test_a_refusal_is_shown_and_the_next_one_works(page, address):
 def test_nothing_to_translate_is_no_error(page):
     page.fill("#text", "   ")
     page.click("#translate-form button")
-    page.wait_for_selector("#result:not([hidden])")
-    assert page.inner_text("#translation") == "(nothing)"
+    page.wait_for_function("() => byId('translation').textContent === '(nothing)'")
+    assert page.inner_text("#step-said") == "All 0 words. Step through them:"
+    page.click("#step-back")
+    page.click("#play")
+    page.click("#play")
 
 
 # All of it ---------------------------------------------------------------------------------------
@@ -197,8 +280,9 @@ def test_without_a_model_the_page_says_why(browser):
     app = Playground(None, missing="no model: train one.").app()
     with served(app) as address, quiet_page(browser) as page:
         page.goto(address)
-        page.wait_for_function("() => byId('model').textContent !== ''")
-        assert "no model" in page.inner_text("#model")
+        page.wait_for_selector("#model:has-text('There is no model here')")
+        # The example is there all the same.
+        page.wait_for_selector("#translate-view .pairs line", state="attached")
 
 
 def test_a_model_that_is_compiled_is_announced(browser):
@@ -206,6 +290,6 @@ def test_a_model_that_is_compiled_is_announced(browser):
     playground = Playground(Reverser(), models=[{"name": "slow"}], warm=[lambda: door.wait(20)])
     with served(playground.app()) as address, quiet_page(browser) as page:
         page.goto(address)
-        page.wait_for_selector("#model:has-text('slow: being made ready …')")
+        page.wait_for_selector("#model:has-text('slow, being compiled …')")
         door.set()
-        page.wait_for_function("() => byId('model').textContent === 'slow'")
+        page.wait_for_function("() => byId('model').textContent === 'Model: slow'")

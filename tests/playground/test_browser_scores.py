@@ -62,6 +62,31 @@ def test_the_regime_the_length_and_the_mask_change_the_weights(page):
     assert page.locator("#plane .key.off").count() == 3
 
 
+def test_the_background_says_who_wins_where(page):
+    open_scores(page)
+    page.select_option("#score", "gaussian")
+
+    def pixel(page):
+        """The key whose color is at the second key's place."""
+        return page.evaluate(
+            """() => { const [x, y] = points.key[1], size = byId("winners").width;
+            const at = (value) => Math.floor((value + 5) / 10 * size);
+            const pen = new OffscreenCanvas(size, size).getContext("2d");
+            pen.drawImage(byId("winners"), 0, 0);
+            const [r, g, b, a] = pen.getImageData(at(x), at(-y), 1, 1).data;
+            return a > 40 ? [r, g, b] : null; }"""
+        )
+
+    color = "getComputedStyle(document.documentElement).getPropertyValue('--key-1')"
+    wanted = page.evaluate(color).strip().lstrip("#")
+    wanted = [int(wanted[i : i + 2], 16) for i in (0, 2, 4)]
+    becomes(page, lambda now: now and np.abs(np.subtract(now, wanted)).max() < 8, pixel)
+    page.select_option("#regime", "uniform")
+    becomes(page, lambda now: now is None, pixel)
+    assert "Uniform: the same weight" in page.inner_text("#regime-said")
+    assert "convex hull" in page.inner_text("#hull-said")
+
+
 def test_an_output_that_is_too_far_to_draw_is_named(page):
     open_scores(page)
     assert page.inner_text("#plane-outside") == ""
@@ -91,14 +116,14 @@ def test_d_saturates_the_softmax_unless_it_is_divided_by(page):
 
 def test_a_matrix_can_be_pasted(page):
     page.click("#tab-own")
-    page.click("#own-form button")
+    page.wait_for_selector("#own-view canvas")  # the form's example is drawn already
     page.click("#own-view [data-view=table]")
     assert page.locator("#own-view tbody tr").all_inner_texts()[1].split() == [
         "chat", "0.100", "0.100", "0.800",
     ]  # fmt: skip
     page.fill("#own-weights", "1 2\n3")
     page.click("#own-form button")
-    assert page.inner_text("#own-error") == "There are 2 rows of weights for 3 that look."
+    assert page.inner_text("#own-error") == "There are 2 rows of weights for 3 queries."
 
 
 def test_a_file_can_be_looked_at(page, tmp_path):
@@ -111,6 +136,9 @@ def test_a_file_can_be_looked_at(page, tmp_path):
     page.click("#own-view [data-view=table]")
     page.click("#own-view [aria-label='Next layer']")
     page.click("#own-view [aria-label='Next head']")
+    assert page.locator("#own-heads button").count() == 4
+    pressed = page.locator("#own-heads button[aria-pressed=true]")
+    assert pressed.all_inner_texts() == ["Head 2"]
     row = page.locator("#own-view tbody tr").first.locator("td").all_inner_texts()
     np.testing.assert_allclose([float(x) for x in row], drawn[1, 1, 0], atol=6e-4)
     assert page.locator("#own-view thead th").last.inner_text() == EVIL

@@ -1,4 +1,4 @@
-"""What may be asked: good requests come through as values, and each refusal says its rule."""
+"""Requests: good ones become checked values, and each refusal states its rule."""
 
 import json
 
@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.playground.limits import Limits
-from regard.playground.requests import Refusal, parse, read_attend, read_translate
+from regard.playground.requests import Limits, Refusal, parse, read_attend, read_translate
 
-LIMITS = Limits(sentences=3, characters=20, beam=4, points=4, width=3)
+LIMITS = Limits(sentences=3, characters=20, points=4, width=3)
 PLANE = {"query": [[1, 2]], "key": [[0, 1], [2, 3]]}
 
 
@@ -20,15 +19,15 @@ PLANE = {"query": [[1, 2]], "key": [[0, 1], [2, 3]]}
         (b"", "must be JSON"),
         (b"{", "must be JSON"),
         (b"\xff\xfe", "must be JSON"),
-        (b'{"a": NaN}', "NaN is no JSON"),
-        (b'{"a": -Infinity}', "Infinity is no JSON"),
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": -Infinity}', "Infinity is not JSON"),
         (b"[" * 100_000, "must be JSON"),
         (b"[1]", "must be a JSON object. Got list"),
         (b"null", "must be a JSON object. Got NoneType"),
         (b"9" * 10_000, "must be JSON"),
     ],
 )
-def test_what_is_no_json_object_is_refused(body, message):
+def test_a_body_that_is_not_a_json_object_is_refused(body, message):
     with pytest.raises(Refusal, match=message) as refused:
         parse(body)
     assert refused.value.status == 422
@@ -36,8 +35,10 @@ def test_what_is_no_json_object_is_refused(body, message):
 
 def test_a_text_may_stand_alone():
     assert read_translate({"text": "a b"}, LIMITS) == read_translate({"text": ["a b"]}, LIMITS)
-    asked = read_translate({"text": ["a", ""], "beam": 4, "n_best": 3}, LIMITS)
-    assert (asked.text, asked.beam, asked.n_best) == (("a", ""), 4, 3)
+    asked = read_translate({"text": ["a", ""], "beam": 8, "n_best": 3}, LIMITS)
+    assert (asked.text, asked.beam, asked.n_best) == (("a", ""), 8, 3)
+    assert (asked.weights, asked.next_words) == (False, 0)
+    assert (asked.program, read_translate({"text": "a"}, LIMITS).program) == ((8, 8), (5, 1))
 
 
 @pytest.mark.parametrize(
@@ -49,13 +50,16 @@ def test_a_text_may_stand_alone():
         ({"text": {"a": 1}}, "text must be a list"),
         ({"text": ["a"] * 4}, "at most 3 strings. Got 4"),
         ({"text": ["a" * 21]}, "at most 20 characters. Got 21"),
-        ({"text": ["\ud800"]}, "half of a surrogate pair"),
-        ({"text": "a", "beam": 0}, "beam must be an integer from 1 to 4. Got 0"),
-        ({"text": "a", "beam": True}, "beam must be an integer from 1 to 4. Got True"),
-        ({"text": "a", "beam": 2.0}, "beam must be an integer from 1 to 4. Got 2.0"),
-        ({"text": "a", "beam": 2, "n_best": 3}, "n_best must be an integer from 1 to 2. Got 3"),
+        ({"text": ["\ud800"]}, "a lone surrogate"),
+        ({"text": "a", "beam": 0}, "beam must be one of 1, 3, 5, 8. Got 0"),
+        ({"text": "a", "beam": True}, "beam must be one of 1, 3, 5, 8. Got True"),
+        ({"text": "a", "beam": 2.0}, "beam must be one of 1, 3, 5, 8. Got 2.0"),
+        ({"text": "a", "beam": 3, "n_best": 4}, "n_best must be an integer from 1 to 3. Got 4"),
+        ({"text": "a", "weights": 1}, "weights must be true or false. Got 1"),
+        ({"text": "a", "next_words": 11}, "next_words must be an integer from 0 to 10. Got 11"),
+        ({"text": ["a", "b"], "next_words": 1}, "for one text at a time. Got 2 texts"),
         ({"text": "a", "n_best": "1"}, "n_best must be an integer"),
-        ({"text": "a", "best": 1}, "unknown fields: best. Known: text, beam, n_best"),
+        ({"text": "a", "best": 1}, "unknown fields: 'best'. Known: text, beam, n_best"),
     ],
 )
 def test_a_translation_that_breaks_a_rule_is_refused(given, message):
@@ -96,13 +100,46 @@ def test_points_come_through_with_defaults():
         ({"width": "1"}, "width must be a number"),
         ({"scaled": 1}, "scaled must be true or false. Got 1"),
         ({"valid_len": 3}, "valid_len must be an integer from 0 to 2. Got 3"),
-        ({"extra": 1, "more": 2}, "unknown fields: extra, more"),
+        ({"map": True, "query": [[1]], "key": [[1], [2]]}, "map is for points of 2 numbers. Got 1"),
+        ({"extra": 1, "more": 2}, "unknown fields: 'extra', 'more'"),
     ],
 )
 def test_points_that_break_a_rule_are_refused(change, message):
     with pytest.raises(Refusal, match=message) as refused:
         read_attend({**PLANE, **change}, LIMITS)
     assert refused.value.status == 422
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "message"),
+    [
+        ({}, [4097], "at most 4096 tokens in all. Got 4097"),
+        ({}, [2048, 2049], "at most 4096 tokens in all. Got 4097"),
+        ({"n_best": 2}, [1000], r"hypotheses × tokens² may be at most 4194304 .* Got 5000000\."),
+        ({"weights": True}, [513], "texts whose weights are returned. Got 263169. Fix: shorter"),
+        ({"weights": True, "n_best": 5}, [200, 200], "Got 400000"),
+    ],
+)
+def test_work_that_needs_too_much_memory_is_refused(asked, tokens, message):
+    request = read_translate({"text": ["a"] * len(tokens), **asked}, LIMITS)
+    with pytest.raises(Refusal, match=message):
+        request.check_size(tokens, LIMITS)
+
+
+def test_ordinary_work_is_not_refused():
+    many = read_translate({"text": ["a"] * 64, "weights": True}, Limits())
+    many.check_size([40] * 64, Limits())
+    page = read_translate({"text": "a", "weights": True, "n_best": 5, "next_words": 5}, LIMITS)
+    page.check_size([150], LIMITS)
+    read_translate({"text": "a"}, LIMITS).check_size([1200], LIMITS)
+
+
+@pytest.mark.parametrize("name", ["\ud800", "x\udfff" * 50, "n" * 10_000])
+def test_a_refusal_that_quotes_the_client_can_be_sent(name):
+    with pytest.raises(Refusal, match="unknown fields") as refused:
+        read_translate({"text": "a", name: 1}, LIMITS)
+    refused.value.message.encode()
+    assert len(refused.value.message) < 500
 
 
 ANYTHING = st.recursive(
@@ -117,7 +154,7 @@ ANYTHING = st.recursive(
     max_leaves=8,
 )
 FIELDS = ("text", "beam", "n_best", "query", "key", "value", "score", "regime", "temperature")
-FIELDS += ("width", "scaled", "valid_len", "causal", "other")
+FIELDS += ("width", "scaled", "valid_len", "causal", "weights", "next_words", "other")
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=5))

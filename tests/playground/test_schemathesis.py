@@ -11,7 +11,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 
 from playground.fakes import Reverser
-from regard.playground.limits import Limits
+from regard.playground.requests import Limits
 from regard.playground.server import Playground
 
 with warnings.catch_warnings():

@@ -1,5 +1,7 @@
 """`regard serve`: what it says, what it refuses, and how it ends."""
 
+import contextlib
+import json
 import signal
 import socket
 import subprocess
@@ -14,10 +16,11 @@ from typer.testing import CliRunner
 
 pytest.importorskip("uvicorn", reason='needs the server: pip install "regard[serve]"')
 
-from playground.fakes import Reverser, served
+from playground.fakes import Reverser, Said, served
 from regard.cli.app import app
 from regard.cli.commands import serve
-from regard.playground.headers import THIS_MACHINE
+from regard.playground.guard import THIS_MACHINE, timed_protocol
+from regard.playground.requests import Limits
 from regard.playground.server import Playground
 from regard.seq2seq.train import runtime_options
 
@@ -161,6 +164,110 @@ def test_uvicorn_answers_what_is_in_flight_before_it_ends():
     assert texts == [f"b{number} a" for number in range(5)]
 
 
+def held(address, sent):
+    """Opens a connection, sends these bytes, and returns the seconds until the server closes it,
+    and what it answered."""
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        began = time.monotonic()
+        for part in sent:
+            connection.sendall(part)
+            time.sleep(0.02)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := connection.recv(65536):
+                answer += data
+        return time.monotonic() - began, answer
+
+
+JSON = {"content-type": "application/json"}
+HEAD = b"POST /api/translate HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answered"),
+    [
+        ([], b""),  # connected, and silent
+        ([HEAD[:20]], b""),  # half a head
+        ([HEAD, b"x: y\r\n", b"x: z\r\n"], b""),  # a head that never ends
+        ([HEAD, b"content-length: 9\r\n\r\n", b'{"'], b"HTTP/1.1 408"),  # half a body
+        ([b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n", HEAD[:9]], b"HTTP/1.1 200"),  # a second head
+    ],
+)
+def test_a_connection_that_stalls_is_closed(sent, answered):
+    limits = Limits(upload=0.5)
+    app = Playground(Reverser(), limits).app()
+    with served(app, http=timed_protocol(limits), timeout_keep_alive=30) as address:
+        seconds, answer = held(address, sent)
+    assert 0.3 < seconds < 5
+    assert answer.startswith(answered)
+    assert bool(answer) == bool(answered)
+
+
+def test_two_hundred_idle_connections_keep_nobody_out():
+    limits = Limits(upload=0.5, connections=150)
+    app = Playground(Reverser(), limits).app()
+    with served(app, http=timed_protocol(limits)) as address, contextlib.ExitStack() as stack:
+        host, port = address.removeprefix("http://").split(":")
+        for number in range(200):
+            idle = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            with contextlib.suppress(OSError):  # those past the limit are closed at once
+                idle.sendall(HEAD[: number % len(HEAD)])
+        time.sleep(1.5)
+        answer = httpx.post(f"{address}/api/translate", json={"text": "a b"}, timeout=5)
+    assert answer.status_code == 200
+
+
+def test_a_client_that_does_not_read_is_cut_off():
+    limits = Limits(seconds=0.5, upload=20, sentences=64)
+
+    class Long(Reverser):
+        def translate(self, texts, **settings):
+            return [[Said("word " * 20_000, 0.0, (), (), None)] for text in texts]
+
+    app = Playground(Long(), limits).app()
+    with served(app, http=timed_protocol(limits)) as address:
+        host, port = address.removeprefix("http://").split(":")
+        body = json.dumps({"text": ["a"] * 64}).encode()
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((host, int(port)))
+            connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+            time.sleep(3)
+            connection.settimeout(10)
+            got = 0
+            with contextlib.suppress(ConnectionResetError):
+                while data := connection.recv(1 << 20):
+                    got += len(data)
+    assert 0 < got < 6_000_000, "a part of 6.4 MB"
+
+
+def test_work_for_a_client_that_hangs_up_is_dropped():
+    door = threading.Event()
+    model = Reverser(open_door=door)
+    playground = Playground(model)
+    limits = playground.limits
+    with served(playground.app(), http=timed_protocol(limits)) as address:
+        host, port = address.removeprefix("http://").split(":")
+        for number in range(30):
+            body = json.dumps({"text": f"a b{number}"}).encode()
+            with socket.create_connection((host, int(port)), timeout=5) as connection:
+                connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+                assert model.started.wait(10)
+        for _ in range(500):
+            if playground.batcher.sentences == 0:
+                break
+            time.sleep(0.01)
+        assert playground.batcher.sentences == 0
+        door.set()
+        answer = httpx.post(f"{address}/api/translate", json={"text": "a b"}, timeout=10)
+        counted = httpx.get(f"{address}/metrics").text
+    assert answer.status_code == 200
+    assert sum(sentences for sentences, _, _ in model.calls) <= 2, "one was running already"
+    assert "regard_abandoned_batches_total 1\n" in counted
+    assert 'regard_requests_total{path="/api/translate",status="499"} 30' in counted
+
+
 def test_the_command_itself_serves_and_ends_by_ctrl_c():
     code = (
         "import sys; sys.modules['regard.seq2seq.translator'] = None\n"  # a light one, no model
@@ -180,7 +287,9 @@ def test_the_command_itself_serves_and_ends_by_ctrl_c():
         refused = httpx.post(f"{address}api/translate", json={"text": "a"}, timeout=20)
         assert refused.status_code == 503
         # More than the limit over a real connection: the answer arrives all the same.
-        large = httpx.post(f"{address}api/translate", content=b"x" * 3_000_000, timeout=20)
+        large = httpx.post(
+            f"{address}api/translate", content=b"x" * 3_000_000, headers=JSON, timeout=20
+        )
         assert large.status_code == 413
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0

@@ -1,18 +1,22 @@
 """The application: statuses, headers, documents, and how it starts and stops."""
 
 import asyncio
+import base64
 import contextlib
+import json
 import re
 import threading
 
 import httpx
+import numpy as np
 import pytest
 
 pytest.importorskip("starlette", reason='needs the server: pip install "regard[serve]"')
 
 from playground.fakes import Reverser, said
-from regard.playground.headers import HEADERS, THIS_MACHINE
-from regard.playground.limits import Limits
+from regard.playground import attend_api
+from regard.playground.guard import HEADERS, THIS_MACHINE
+from regard.playground.requests import Limits
 from regard.playground.server import STATIC, Playground
 
 PLANE = {"query": [[1, 2]], "key": [[0, 1], [2, 3]]}
@@ -54,9 +58,18 @@ def post(path, body):
     return ("POST", path, {"json": body})
 
 
+def raw(content):
+    headers = {"content-type": "application/json"}
+    return ("POST", "/api/translate", {"content": content, "headers": headers})
+
+
 def test_a_translation_has_all_that_was_promised():
-    (answer,) = asked(post("/api/translate", {"text": ["a b c", ""], "beam": 3, "n_best": 2}))
-    assert answer.status_code == 200
+    body = {"text": ["a b c", ""], "beam": 3, "n_best": 2}
+    answer, more = asked(
+        post("/api/translate", body),
+        post("/api/translate", {**body, "text": "a b c", "weights": True, "next_words": 2}),
+    )
+    assert answer.status_code == more.status_code == 200
     first, second = answer.json()["translations"]
     expected = said("a b c", 1)
     assert first[1] == {
@@ -64,8 +77,12 @@ def test_a_translation_has_all_that_was_promised():
         "score": expected.score,
         "source_words": list(expected.source_words),
         "target_words": list(expected.target_words),
-        "weights": expected.weights.round(4).tolist(),
     }
+    found = more.json()["translations"][0][1]
+    assert found["next_words"][0] == [["b", 0.9], ["a", 0.01]]
+    weights = np.frombuffer(base64.b64decode(found["weights"]["data"]), "<u2") / 65535
+    weights = weights.reshape(found["weights"]["shape"])
+    np.testing.assert_allclose(weights, expected.weights, atol=1e-5)
     assert len(first) == 2
     assert second[0]["target_words"] == []
 
@@ -78,14 +95,17 @@ def test_points_are_attended_to():
 
 REFUSED = [
     (post("/api/translate", {"text": 1}), 422, "text must be"),
-    (("POST", "/api/translate", {"content": b"{"}), 422, "must be JSON"),
+    (raw(b"{"), 422, "must be JSON"),
+    (raw(b'{"text": "a", "\\ud800": 1}'), 422, "unknown fields"),
+    (("POST", "/api/translate", {"content": b"{}"}), 415, "application/json"),
+    (post("/api/translate", {"text": ["a " * 999] * 5}), 422, "at most 4096 tokens"),
     (post("/api/attend", {"query": []}), 422, "query must be"),
-    (("POST", "/api/translate", {"content": b"x" * 300_000}), 413, "at most 262144 bytes"),
+    (raw(b"x" * 300_000), 413, "at most 262144 bytes"),
     (("GET", "/nowhere", {}), 404, "Not Found"),
     (("GET", "/static/../server.py", {}), 404, "Not Found"),
     (("GET", "/api/translate", {}), 405, "Method Not Allowed"),
     (("DELETE", "/", {}), 405, "Method Not Allowed"),
-    (post("/api/translate", {"text": "BROKEN"}), 500, "the server's log has it"),
+    (post("/api/translate", {"text": "BROKEN"}), 500, "its log has the reason"),
 ]
 
 
@@ -112,12 +132,125 @@ def test_errors_are_json_with_their_status(request_, status, message, caplog):
         ("", 421),
     ],
 )
-def test_who_asks_for_another_name_is_refused(name, status):
+def test_another_host_name_is_refused(name, status):
     request = ("POST", "/api/attend", {"json": PLANE, "headers": {"host": name}})
     (answer,) = asked(("GET", "/healthz", {}), request, hosts=THIS_MACHINE)[1:]
     assert answer.status_code == status
-    assert status == 200 or "by the name of localhost" in answer.json()["error"]
+    assert status == 200 or "the name localhost" in answer.json()["error"]
     assert answer.headers["x-frame-options"] == "DENY"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "http://localhost"}, 200),
+        ({"origin": "http://localhost", "sec-fetch-site": "same-origin"}, 200),
+        ({"content-type": "Application/JSON; charset=utf-8"}, 200),
+        ({"origin": "http://localhost:8001"}, 403),  # another port is another origin
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "http://localhost.evil.example"}, 403),
+        ({"origin": "http://evil.example/localhost"}, 403),
+        ({"origin": "http://["}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": ""}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"content-type": "text/plain"}, 415),  # these three a page may send without asking first
+        ({"content-type": "application/x-www-form-urlencoded"}, 415),
+        ({"content-type": "multipart/form-data"}, 415),
+        ({"content-type": ""}, 415),
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/attend", "/api/translate"])
+def test_posts_from_another_origin_are_refused_before_any_work(path, headers, status):
+    model = Reverser()
+    body = json.dumps(PLANE if path == "/api/attend" else {"text": "a b"}).encode()
+    headers = {"content-type": "application/json", **headers}
+    (answer,) = asked(("POST", path, {"content": body, "headers": headers}), translator=model)
+    assert answer.status_code == status
+    assert status == 200 or model.calls == []
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+def test_a_page_may_link_to_the_playground():
+    (answer,) = asked(("GET", "/", {"headers": {"sec-fetch-site": "cross-site"}}))
+    assert answer.status_code == 200
+
+
+def test_a_client_that_leaves_is_not_worked_for():
+    """By ASGI's own messages: the body, then a disconnect while the model is busy."""
+    door, model = threading.Event(), None
+    model = Reverser(open_door=door)
+
+    async def post(app, path, body, disconnect):
+        messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+        sent = []
+
+        async def receive():
+            if messages:
+                return messages.pop(0)
+            await disconnect.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+        scope |= {"query_string": b"", "http_version": "1.1", "raw_path": path.encode()}
+        await app(scope, receive, send)
+        return sent[0]["status"]
+
+    async def run():
+        playground = Playground(model)
+        async with running(playground) as client:
+            await ready(client)
+            app, left = playground.app(), asyncio.Event()
+            first = asyncio.create_task(client.post("/api/translate", json={"text": "stays here"}))
+            await asyncio.to_thread(model.started.wait, 5)
+            gone = [
+                asyncio.create_task(post(app, "/api/translate", {"text": f"a{i}"}, left))
+                for i in range(50)
+            ]
+            while playground.batcher.sentences < 51:
+                await asyncio.sleep(0.005)
+            left.set()
+            statuses = await asyncio.gather(*gone)
+            waiting = playground.batcher.sentences
+            door.set()
+            return statuses, waiting, (await first).status_code
+
+    statuses, waiting, first = asyncio.run(run())
+    assert (set(statuses), waiting, first) == ({499}, 1, 200)
+    assert [sentences for sentences, _, _ in model.calls] == [1]
+
+
+def test_attend_has_a_deadline(monkeypatch):
+    door = threading.Event()
+    monkeypatch.setattr(attend_api, "answer", lambda request: door.wait(20))
+
+    async def run():
+        async with running(Playground(Reverser(), Limits(seconds=0.1))) as client:
+            await ready(client)
+            late = await client.post("/api/attend", json=PLANE)
+            door.set()
+            return late
+
+    late = asyncio.run(run())
+    assert (late.status_code, late.headers["retry-after"]) == (503, "5")
+    assert "no answer within 0.1 seconds" in late.json()["error"]
+
+
+def test_a_body_that_does_not_arrive_is_given_up():
+    async def never():
+        yield b'{"text": '
+        await asyncio.sleep(5)
+        yield b'"a"}'
+
+    (answer,) = asked(raw(never()), limits=Limits(upload=0.1))
+    assert (answer.status_code, answer.headers["connection"]) == (408, "close")
+    assert "within 0.1 seconds" in answer.json()["error"]
 
 
 def test_a_body_without_a_length_is_measured():
@@ -125,7 +258,7 @@ def test_a_body_without_a_length_is_measured():
         for _ in range(300):
             yield b"x" * 1024
 
-    (answer,) = asked(("POST", "/api/translate", {"content": chunks()}))
+    (answer,) = asked(raw(chunks()))
     assert answer.status_code == 413
     assert "at most" in answer.json()["error"]
 
@@ -174,7 +307,7 @@ def test_before_it_is_warm_it_says_so():
     health, early, plane, late = asyncio.run(run())
     assert (health.status_code, health.json()) == (503, {"status": "starting", "compiling": True})
     assert early.status_code == 503
-    assert "made ready" in early.json()["error"]
+    assert "being compiled" in early.json()["error"]
     assert plane.status_code == late.status_code == 200
 
 
@@ -314,7 +447,7 @@ def test_the_document_lists_every_route():
     }
     assert listed == served
     translate = described["paths"]["/api/translate"]["post"]["responses"]
-    assert set(translate) == {"200", "413", "422", "429", "503"}
+    assert set(translate) == {"200", "403", "408", "413", "415", "422", "429", "503"}
 
 
 SAMPLE = re.compile(r'^([a-z_]+)(\{([a-z]+="[^"\n]*",?)+\})? (-?[0-9.e+-]+|\+Inf)$')
@@ -342,7 +475,7 @@ def test_the_metrics_can_be_read_and_count():
 
 
 def test_large_counts_keep_every_digit():
-    from regard.playground.metrics import Metrics
+    from regard.playground.guard import Metrics
 
     metrics = Metrics()
     metrics.batch(12_345_678, 1.0)

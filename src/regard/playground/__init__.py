@@ -2,13 +2,12 @@
 
 | file | what it does |
 | --- | --- |
-| `server.py` | the application: which address does what |
-| `requests.py` | what may be asked, checked; a refusal says the rule and the status |
-| `batcher.py` | many requests, one beam search |
-| `warming.py` | what is compiled before the first visitor comes |
-| `attend_api.py` | scores, weights and outputs of the page's plane, by the library |
-| `headers.py` | security headers and the body's limit, for every answer |
-| `metrics.py` | counters, as Prometheus reads them |
-| `openapi.py` | the API, described |
-| `static/` | the page; it computes nothing, it asks the API |
+| `server.py` | the application: its addresses, start and stop |
+| `requests.py` | the limits, and the parsers that check a request |
+| `guard.py` | security headers, limits in bytes and seconds, counters; around every request |
+| `batcher.py` | requests that arrive together share one beam search |
+| `translations.py` | answers from a translator, next words, programs compiled early |
+| `attend_api.py` | scores, weights and outputs for the page's points |
+| `openapi.py` | the API's description |
+| `static/` | the page; it asks the API for every result |
 """

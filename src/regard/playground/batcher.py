@@ -1,53 +1,58 @@
-"""Many requests, one beam search.
+"""Puts requests that arrive at the same time into one beam search.
 
-Requests wait in a queue. A worker takes what has gathered within a few milliseconds, translates
-it as one batch in a thread of its own, and gives each request back its own part. While a batch
-is under way the next one gathers, so that the busier the server, the larger the batches.
+Requests wait in a queue. A worker takes those that fit into one batch, has it translated in a
+thread of its own, and hands each request its own part. While a batch runs the next one collects,
+so that batches grow with the load. A batch whose clients have all gone is abandoned.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from regard.playground.limits import Limits
-from regard.playground.requests import Refusal, TranslateRequest
+from regard.playground.requests import Limits, Refusal, TranslateRequest
 
-# texts, beam, how many of the best -> for each text its translations
-Translate = Callable[[list[str], int, int], list[list[Any]]]
+
+class Abandoned(Exception):
+    """Raised inside a translation when no client waits for its result any more."""
+
+
+# Requests that one compiled search serves, and a function to call now and then, which raises
+# Abandoned when the work is no longer wanted -> the answer to each request.
+Translate = Callable[[Sequence[TranslateRequest], Callable[[], None]], list[Any]]
 
 
 @dataclass
 class Waiting:
-    """A request in the queue."""
+    """A request in the queue, and how many tokens its texts have."""
 
     request: TranslateRequest
-    answer: asyncio.Future[list[list[Any]]]
-    since: float = field(default_factory=time.monotonic)
+    tokens: int
+    answer: asyncio.Future[Any]
 
 
 class Batcher:
     """A queue in front of a translator.
 
     Args:
-        translate: makes the translations; called from one thread, never twice at a time.
+        translate: makes the answers; called from one thread, never twice at a time.
         limits: the queue's and the batch's.
-        seen: told each batch's number of sentences and seconds.
+        seen: told each batch's number of sentences, its seconds, and whether it was abandoned.
     """
 
     def __init__(
         self,
         translate: Translate,
         limits: Limits,
-        seen: Callable[[int, float], None] = lambda sentences, seconds: None,
+        seen: Callable[[int, float, bool], None] = lambda sentences, seconds, abandoned: None,
     ) -> None:
         self.translate, self.limits, self.seen = translate, limits, seen
         self.waiting: list[Waiting] = []
-        self.sentences = 0  # in the queue and in the batch under way
+        self.sentences = 0  # in the queue and in the batch that runs
         self.closing = False
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="regard-translate")
@@ -58,19 +63,23 @@ class Batcher:
         self._worker = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
-        """Finishes what has been accepted, then ends."""
+        """Finishes the accepted requests, then ends."""
         self.closing = True
         self._arrived.set()
         if self._worker is not None:
             await self._worker
         self._thread.shutdown()
 
-    async def ask(self, request: TranslateRequest) -> list[list[Any]]:
-        """The translations of a request's texts.
+    async def ask(self, request: TranslateRequest, tokens: int = 0) -> Any:
+        """The answer to a request. Cancelling this call withdraws the request.
+
+        Args:
+            request: what to translate.
+            tokens: of all its texts.
 
         Raises:
             Refusal: 429 where the queue is full, 503 where it took too long or the server is
-                going down.
+                shutting down.
         """
         if self.closing:
             raise Refusal(503, "the server is shutting down.", retry=5)
@@ -79,7 +88,7 @@ class Batcher:
             raise Refusal(
                 429, f"{self.sentences} sentences are waiting, the queue is full.", retry=1
             )
-        waiting = Waiting(request, asyncio.get_running_loop().create_future())
+        waiting = Waiting(request, tokens, asyncio.get_running_loop().create_future())
         self.waiting.append(waiting)
         self.sentences += count
         self._arrived.set()
@@ -100,53 +109,50 @@ class Batcher:
                 if not self.closing:
                     await asyncio.sleep(self.limits.gather)
                 continue
-            batch = self._take()
-            if batch:
+            if batch := self._take():
                 await self._run(batch)
 
     def _take(self) -> list[Waiting]:
-        """The oldest request and others that the same program translates, up to a batch's size."""
-        # Whoever went away, or waited too long, is not worked for.
+        """The oldest request, and others that the same program serves, up to a batch's size."""
+        # Requests whose client has gone, or waited too long, are dropped.
         self.waiting = [one for one in self.waiting if not one.answer.done()]
         taken: list[Waiting] = []
         left: list[Waiting] = []
-        room = self.limits.batch
+        sentences, tokens = self.limits.batch, self.limits.tokens
         for one in self.waiting:
             fits = not taken or (
-                _program(one.request) == _program(taken[0].request)
-                and len(one.request.text) <= room
+                one.request.program == taken[0].request.program
+                and len(one.request.text) <= sentences
+                and one.tokens <= tokens
             )
             (taken if fits else left).append(one)
-            room -= len(one.request.text) if fits else 0
+            if fits:
+                sentences -= len(one.request.text)
+                tokens -= one.tokens
         self.waiting = left
         return taken
 
     async def _run(self, batch: list[Waiting]) -> None:
-        texts = [text for one in batch for text in one.request.text]
-        beam, n_best = _program(batch[0].request)
-        began = time.perf_counter()
+        def check() -> None:  # called from the worker's thread
+            if all(one.answer.done() for one in batch):
+                raise Abandoned
+
+        sentences, began = sum(len(one.request.text) for one in batch), time.perf_counter()
+        asked, abandoned = [one.request for one in batch], False
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.run_in_executor(self._thread, self.translate, texts, beam, n_best)
-        except Exception as error:  # one batch's failure is not the server's
-            for one in batch:
+            answers = await loop.run_in_executor(self._thread, self.translate, asked, check)
+            for one, answer in zip(batch, answers, strict=True):
                 if not one.answer.done():
-                    one.answer.set_exception(error)
+                    one.answer.set_result(answer)
+        except Abandoned:
+            abandoned = True
+        except Exception as error:
+            if len(batch) > 1:  # by itself, each request can only fail itself
+                for one in batch:
+                    if not one.answer.done():
+                        await self._run([one])
+            elif not batch[0].answer.done():
+                batch[0].answer.set_exception(error)
             return
-        self.seen(len(texts), time.perf_counter() - began)
-        start = 0
-        for one in batch:
-            part = found[start : start + len(one.request.text)]
-            start += len(one.request.text)
-            if not one.answer.done():
-                one.answer.set_result([best[: one.request.n_best] for best in part])
-
-
-def _program(request: TranslateRequest) -> tuple[int, int]:
-    """Beam and n_best of the compiled program that a request is for.
-
-    The best one or the whole beam, nothing between, so that there are few programs. The two are
-    kept apart because a search for one ends sooner, and so may find something else: what a
-    request is answered must not depend on its company.
-    """
-    return request.beam, 1 if request.n_best == 1 else request.beam
+        self.seen(sentences, time.perf_counter() - began, abandoned)

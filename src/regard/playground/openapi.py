@@ -1,10 +1,9 @@
-"""The API, described as OpenAPI 3.1: what /openapi.json answers."""
+"""The API's OpenAPI 3.1 document, the answer of /openapi.json."""
 
 from typing import Any
 
 import regard
-from regard.playground.limits import Limits
-from regard.playground.requests import BEAM, REGIMES, SCORES
+from regard.playground.requests import BEAM, BEAMS, REGIMES, SCORES, Limits
 
 
 def describe(limits: Limits) -> dict[str, Any]:
@@ -14,15 +13,13 @@ def describe(limits: Limits) -> dict[str, Any]:
         "info": {
             "title": "regard playground",
             "version": regard.__version__,
-            "description": "Translate with attention to look at; attend over points.",
+            "description": "Translations with their attention weights; attention over points.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": {
-            "/api/translate": {
-                "post": _post("Translate texts", _translate(limits), _TRANSLATED, (429, 503))
-            },
+            "/api/translate": {"post": _post("Translate texts", _translate(limits), _TRANSLATED)},
             "/api/attend": {
-                "post": _post("Scores, weights and outputs", _attend(limits), _ATTENDED, (429,))
+                "post": _post("Scores, weights and outputs", _attend(limits), _ATTENDED)
             },
             "/api/models": {"get": _get("The models", _MODELS)},
             "/healthz": {"get": _get("Whether it is ready", _HEALTH, (503,))},
@@ -55,18 +52,25 @@ def _translate(limits: Limits) -> dict[str, Any]:
     return _object(
         {
             "text": {"oneOf": [text, several]},
-            "beam": {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": limits.beam,
-                "default": min(BEAM, limits.beam),
-            },
+            "beam": {"enum": list(BEAMS), "default": BEAM},
             "n_best": {
                 "type": "integer",
                 "minimum": 1,
-                "maximum": limits.beam,
+                "maximum": BEAMS[-1],
                 "default": 1,
                 "description": "at most beam",
+            },
+            "weights": {
+                "type": "boolean",
+                "default": False,
+                "description": "return the alignment of each translation",
+            },
+            "next_words": {
+                "type": "integer",
+                "minimum": 0,
+                "maximum": limits.next_words,
+                "default": 0,
+                "description": "alternatives to return for each word; for one text at a time",
             },
         },
         ["text"],
@@ -91,6 +95,11 @@ def _attend(limits: Limits) -> dict[str, Any]:
             "scaled": {"type": "boolean", "default": True},
             "valid_len": {"type": ["integer", "null"], "minimum": 0},
             "causal": {"type": "boolean", "default": False},
+            "map": {
+                "type": "boolean",
+                "default": False,
+                "description": "return which key wins where; for points of 2 numbers",
+            },
         },
         ["query", "key"],
         additionalProperties=False,
@@ -109,9 +118,23 @@ _TRANSLATED = _object(
                         "score": {"type": ["number", "null"]},
                         "source_words": _WORDS,
                         "target_words": _WORDS,
-                        "weights": _MATRIX,
+                        "weights": {
+                            **_object(
+                                {"shape": _list({"type": "integer"}), "data": {"type": "string"}},
+                                ["shape", "data"],
+                            ),
+                            "description": "target words x source words, where asked for: base64 "
+                            "of little-endian 16-bit integers, 65535 for a weight of 1. A row "
+                            "sums to 1 less the weight on the end of the source.",
+                        },
+                        "next_words": {
+                            **_list(_list(_list({"type": ["string", "number"]}))),
+                            "description": "where asked for: for each word, and for the end, the "
+                            "most probable next words, each with its probability; an empty "
+                            "string stands for the end of the sentence",
+                        },
                     },
-                    ["text", "score", "source_words", "target_words", "weights"],
+                    ["text", "score", "source_words", "target_words"],
                 )
             )
         )
@@ -119,7 +142,25 @@ _TRANSLATED = _object(
     ["translations"],
 )
 _ATTENDED = _object(
-    {"scores": _MATRIX, "weights": _MATRIX, "output": _MATRIX, "hull": _MATRIX},
+    {
+        "scores": _MATRIX,
+        "weights": _MATRIX,
+        "output": _MATRIX,
+        "hull": _MATRIX,
+        "map": {
+            **_object(
+                {
+                    "size": {"type": "integer"},
+                    "winner": {"type": "string"},
+                    "share": {"type": "string"},
+                },
+                ["size", "winner", "share"],
+            ),
+            "description": "where asked for: size x size places from -5 to 5, row by row from the "
+            "top, a byte each in base64: the key with the largest weight (255 where all are "
+            "equal), and that weight in 255ths",
+        },
+    },
     ["scores", "weights", "output", "hull"],
 )
 _STATUS = {"enum": ["ok", "starting", "stopping"]}
@@ -136,17 +177,18 @@ def _error(meaning: str) -> dict[str, Any]:
 
 
 _ERRORS = {
+    403: "The request comes from a page of another origin.",
+    408: "The body did not arrive in time.",
     413: "The body is too large.",
-    422: "The request breaks a rule, which the error says.",
-    429: "The queue is full; Retry-After says when to come again.",
+    415: "The body is not application/json.",
+    422: "The request breaks a rule, which the error states.",
+    429: "The queue is full; Retry-After says when to try again.",
     503: "Not ready, or not in time.",
 }
 
 
-def _post(
-    summary: str, body: dict[str, Any], answer: dict[str, Any], more: tuple[int, ...] = ()
-) -> dict[str, Any]:
-    errors = {str(status): _error(_ERRORS[status]) for status in (413, 422, *more)}
+def _post(summary: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    errors = {str(status): _error(meaning) for status, meaning in _ERRORS.items()}
     return {
         "summary": summary,
         "requestBody": {"required": True, **_json(body)},

@@ -1,4 +1,7 @@
-"""What may be asked of the API: JSON in, checked values out, or a refusal that says the rule."""
+"""What a client may ask of the API: the limits, and the parsers that check a JSON body.
+
+A parser returns checked values, or raises a `Refusal` that states the rule that was broken.
+"""
 
 import json
 import math
@@ -8,11 +11,52 @@ from typing import Any
 
 import numpy as np
 
-from regard.playground.limits import Limits
-
-BEAM = 5  # unless told otherwise
+BEAMS, BEAM = (1, 3, 5, 8), 5  # the beam widths that are offered, and the default
 SCORES = ("dot", "gaussian", "bilinear", "additive")
 REGIMES = ("softmax", "sparsemax", "kernel", "cone", "hard", "uniform")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on requests and on the server's work; in brackets the HTTP status of the refusal.
+
+    Attributes:
+        body: bytes of one request (413).
+        sentences: texts in one request (422).
+        characters: of one text (422).
+        tokens: of all texts of one request together, as the model reads them (422); also the most
+            that one batch takes.
+        cells: source tokens squared x hypotheses, summed over a request's texts (422): a measure
+            of the translator's memory, since every hypothesis has an alignment.
+        weight_cells: the same where the weights are returned (422).
+        next_words: alternatives listed for each word (422).
+        points: queries, and keys, of one attend request (422).
+        width: numbers of one query or key (422).
+        attends: attend requests that run or wait (429).
+        queue: sentences that run or wait (429).
+        seconds: from the request to its answer (503).
+        upload: seconds in which a request's head, and then its body, must arrive (408).
+        connections: open at one time; a further one is closed at once.
+        batch: sentences of one beam search.
+        gather: seconds that an idle server waits for further requests before it starts a search.
+    """
+
+    body: int = 256 * 1024
+    sentences: int = 64
+    characters: int = 2000
+    tokens: int = 4096
+    cells: int = 4 * 2**20
+    weight_cells: int = 2**18
+    next_words: int = 10
+    points: int = 64
+    width: int = 512
+    attends: int = 64
+    queue: int = 512
+    seconds: float = 30.0
+    upload: float = 10.0
+    connections: int = 768
+    batch: int = 64
+    gather: float = 0.004
 
 
 class Refusal(Exception):
@@ -25,22 +69,59 @@ class Refusal(Exception):
     """
 
     def __init__(self, status: int, message: str, retry: int | None = None) -> None:
+        message = message.encode("utf-8", "backslashreplace").decode()  # it may quote a surrogate
         super().__init__(message)
         self.status, self.message, self.retry = status, message, retry
 
 
 @dataclass(frozen=True)
 class TranslateRequest:
-    """Texts to translate. `beam` hypotheses are kept alive, `n_best` of them returned."""
+    """Texts to translate.
+
+    Attributes:
+        text: the texts.
+        beam: hypotheses that the search keeps.
+        n_best: hypotheses that are returned.
+        weights: whether each hypothesis comes with its alignment.
+        next_words: for each word, how many of the most probable next words are returned.
+    """
 
     text: tuple[str, ...]
     beam: int = BEAM
     n_best: int = 1
+    weights: bool = False
+    next_words: int = 0
+
+    @property
+    def program(self) -> tuple[int, int]:
+        """Beam and n_best of the compiled search that serves this request.
+
+        n_best is 1 or the whole beam, so that few programs are compiled. The two stay separate
+        because a search for the best one stops earlier and may find something else, and an answer
+        must not depend on which requests share a batch.
+        """
+        return self.beam, 1 if self.n_best == 1 else self.beam
+
+    def check_size(self, tokens: Sequence[int], limits: Limits) -> None:
+        """Refuses what would take too much memory, given each text's number of tokens."""
+        if sum(tokens) > limits.tokens:
+            raise Refusal(
+                422, f"the texts have at most {limits.tokens} tokens in all. Got {sum(tokens)}."
+            )
+        most = limits.weight_cells if self.weights else limits.cells
+        cells = self.program[1] * sum(count * count for count in tokens)
+        if cells > most:
+            returned = " whose weights are returned" if self.weights else ""
+            raise Refusal(
+                422,
+                f"hypotheses × tokens² may be at most {most} for texts{returned}. Got {cells}. "
+                "Fix: shorter texts, or n_best 1.",
+            )
 
 
 @dataclass(frozen=True)
 class AttendRequest:
-    """Points in space: who looks at whom, and what comes of it."""
+    """Queries, keys and values as points, and the attention to compute between them."""
 
     query: np.ndarray  # [T, D]
     key: np.ndarray  # [S, D]
@@ -52,6 +133,7 @@ class AttendRequest:
     scaled: bool  # the dot product's 1/sqrt(d)
     valid_len: int | None
     causal: bool
+    map: bool = False  # whether to return which key wins where
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -67,7 +149,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
 def read_translate(given: dict[str, Any], limits: Limits) -> TranslateRequest:
     """Checks the body of /api/translate."""
-    _known(given, ("text", "beam", "n_best"))
+    _known(given, ("text", "beam", "n_best", "weights", "next_words"))
     text = given.get("text")
     if isinstance(text, str):
         text = [text]
@@ -79,15 +161,24 @@ def read_translate(given: dict[str, Any], limits: Limits) -> TranslateRequest:
     if longest > limits.characters:
         raise Refusal(422, f"a text has at most {limits.characters} characters. Got {longest}.")
     if any("\ud800" <= letter <= "\udfff" for one in text for letter in one):
-        raise Refusal(422, "text must be Unicode: it has half of a surrogate pair.")
-    beam = _integer(given, "beam", min(BEAM, limits.beam), 1, limits.beam)
-    return TranslateRequest(tuple(text), beam, _integer(given, "n_best", 1, 1, beam))
+        raise Refusal(422, "text must be Unicode: it has a lone surrogate.")
+    beam = _choice(given, "beam", BEAMS, BEAM)
+    next_words = _integer(given, "next_words", 0, 0, limits.next_words)
+    if next_words and len(text) > 1:
+        raise Refusal(422, f"next_words is for one text at a time. Got {len(text)} texts.")
+    return TranslateRequest(
+        tuple(text),
+        beam,
+        _integer(given, "n_best", 1, 1, beam),
+        _boolean(given, "weights", False),
+        next_words,
+    )
 
 
 def read_attend(given: dict[str, Any], limits: Limits) -> AttendRequest:
     """Checks the body of /api/attend."""
     fields = ("query", "key", "value", "score", "regime", "temperature", "width", "scaled")
-    _known(given, (*fields, "valid_len", "causal"))
+    _known(given, (*fields, "valid_len", "causal", "map"))
     query = _points(given, "query", limits)
     key = _points(given, "key", limits)
     value = _points(given, "value", limits) if "value" in given else key
@@ -97,6 +188,9 @@ def read_attend(given: dict[str, Any], limits: Limits) -> AttendRequest:
         )
     if len(value) != len(key):
         raise Refusal(422, f"there is one value per key. Got {len(value)} and {len(key)}.")
+    with_map = _boolean(given, "map", False)
+    if with_map and key.shape[1] != 2:
+        raise Refusal(422, f"map is for points of 2 numbers. Got {key.shape[1]}.")
     valid_len = None
     if given.get("valid_len") is not None:
         valid_len = _integer(given, "valid_len", 0, 0, len(key))
@@ -104,20 +198,22 @@ def read_attend(given: dict[str, Any], limits: Limits) -> AttendRequest:
         query,
         key,
         value,
-        _choice(given, "score", SCORES),
-        _choice(given, "regime", REGIMES),
+        _choice(given, "score", SCORES, SCORES[0]),
+        _choice(given, "regime", REGIMES, REGIMES[0]),
         _number(given, "temperature", 1.0, 1e-3, 1e3),
         _number(given, "width", 1.0, 1e-3, 1e3),
         _boolean(given, "scaled", True),
         valid_len,
         _boolean(given, "causal", False),
+        with_map,
     )
 
 
 def _known(given: dict[str, Any], names: Sequence[str]) -> None:
-    unknown = sorted(str(name) for name in given if name not in names)
+    unknown = sorted(name for name in given if name not in names)
     if unknown:
-        raise Refusal(422, f"unknown fields: {', '.join(unknown)}. Known: {', '.join(names)}.")
+        listed = ", ".join(_short(name) for name in unknown[:5])
+        raise Refusal(422, f"unknown fields: {listed}. Known: {', '.join(names)}.")
 
 
 def _integer(given: dict[str, Any], name: str, default: int, low: int, high: int) -> int:
@@ -142,11 +238,12 @@ def _boolean(given: dict[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def _choice(given: dict[str, Any], name: str, known: Sequence[str]) -> str:
-    value = given.get(name, known[0])
-    if value not in known:
-        raise Refusal(422, f"{name} must be one of {', '.join(known)}. Got {_short(value)}.")
-    return str(value)
+def _choice(given: dict[str, Any], name: str, known: Sequence[Any], default: Any) -> Any:
+    value = given.get(name, default)
+    if type(value) is not type(default) or value not in known:
+        listed = ", ".join(map(str, known))
+        raise Refusal(422, f"{name} must be one of {listed}. Got {_short(value)}.")
+    return value
 
 
 def _points(given: dict[str, Any], name: str, limits: Limits) -> np.ndarray:
@@ -173,7 +270,7 @@ def _points(given: dict[str, Any], name: str, limits: Limits) -> np.ndarray:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _short(value: Any) -> str:

@@ -1,11 +1,12 @@
-"""The playground's application: which address does what, and how it starts and stops."""
+"""The playground's application: its addresses, and how it starts and stops."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any
 
@@ -17,25 +18,33 @@ from starlette.routing import Route
 
 from regard.playground import attend_api
 from regard.playground.batcher import Batcher
-from regard.playground.headers import Around
-from regard.playground.limits import Limits
-from regard.playground.metrics import Metrics
+from regard.playground.guard import Guard, Metrics
 from regard.playground.openapi import describe
-from regard.playground.requests import Refusal, parse, read_attend, read_translate
-from regard.seq2seq.translation import to_json
+from regard.playground.requests import (
+    BEAM,
+    Limits,
+    Refusal,
+    TranslateRequest,
+    parse,
+    read_attend,
+    read_translate,
+)
 
 log = logging.getLogger("regard.playground")
+
+GONE = 499  # in /metrics only: the client closed the connection before the answer (as in nginx)
 
 JAVASCRIPT, CSS = "text/javascript; charset=utf-8", "text/css; charset=utf-8"
 STATIC = {
     "/": ("playground/static/index.html", "text/html; charset=utf-8"),
-    "/playground.css": ("playground/static/playground.css", CSS),
     "/page.js": ("playground/static/page.js", JAVASCRIPT),
     "/translate.js": ("playground/static/translate.js", JAVASCRIPT),
     "/scores.js": ("playground/static/scores.js", JAVASCRIPT),
     "/own.js": ("playground/static/own.js", JAVASCRIPT),
+    "/playground.css": ("playground/static/playground.css", CSS),
+    "/example.json": ("playground/static/example.json", "application/json"),
     "/icon.svg": ("playground/static/icon.svg", "image/svg+xml"),
-    # Drawn by the same code as the pages that AttentionMap writes.
+    # Shared with the pages that AttentionMap writes.
     "/view.css": ("show/page/view.css", CSS),
     "/view.js": ("show/page/view.js", JAVASCRIPT),
 }
@@ -45,16 +54,16 @@ class Playground:
     """The application's parts.
 
     Args:
-        translator: a `regard.seq2seq.translator.Translator`, or anything with its `translate`;
-            None: nothing is translated, and all else works.
-        limits: what is allowed.
-        models: what /api/models answers.
-        warm: what is to be run before the server is ready, to compile; one step after another,
-            so that a server which is told to stop need not wait for all of them.
-        later: what is to be run once it is ready, while it answers: the same programs, compiled
-            at leisure. They are taken when all of them are there.
+        translator: a `regard.seq2seq.translator.Translator`, or an object with its `translate`
+            and `tokenizers`; None: nothing is translated, and the rest works.
+        limits: on requests and on the server's work.
+        models: the answer of /api/models.
+        warm: functions that compile programs before the server is ready; run one after another, so
+            that a server which is told to stop need not wait for all of them.
+        later: functions that compile the same programs with all optimizations, run while the
+            server answers. The optimized programs are used once all of them are compiled.
         missing: why there is no translator, as one sentence.
-        hosts: the names that requests may ask for, see `Around`; None: any.
+        hosts: the Host names that are accepted, see `Guard`; None: any.
     """
 
     def __init__(
@@ -73,11 +82,11 @@ class Playground:
         self.metrics = Metrics()
         self.status = "starting"
         self.compiling = True
-        self.hurry: bool | None = None  # what a translator does by itself
+        self.hurry: bool | None = None  # None: the translator decides
         self.attending = 0
 
-    def app(self) -> Around:
-        """What a web server runs."""
+    def app(self) -> Guard:
+        """The ASGI application that a web server runs."""
         routes = [
             Route("/api/translate", self._answered(self.translate), methods=["POST"]),
             Route("/api/attend", self._answered(self.attend), methods=["POST"]),
@@ -94,7 +103,7 @@ class Playground:
         )
         # Around all of it, and not one of Starlette's middlewares: those do not see every error.
         paths = frozenset(route.path for route in routes)
-        return Around(starlette, self.limits, self.metrics, paths, self.hosts)
+        return Guard(starlette, self.limits, self.metrics, paths, self.hosts)
 
     # Addresses -------------------------------------------------------------------------------
 
@@ -103,8 +112,16 @@ class Playground:
         if self.translator is None:
             raise Refusal(503, self.missing)
         if self.status == "starting":
-            raise Refusal(503, "the model is being made ready.", retry=5)
-        return JSONResponse({"translations": await self.batcher.ask(asked)})
+            raise Refusal(503, "the model is being compiled.", retry=5)
+        return await _while_connected(request, self._translated(asked))
+
+    async def _translated(self, asked: TranslateRequest) -> Response:
+        tokens = await asyncio.to_thread(self._count_tokens, asked.text)
+        asked.check_size(tokens, self.limits)
+        return JSONResponse({"translations": await self.batcher.ask(asked, sum(tokens))})
+
+    def _count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(one.ids) for one in self.translator.tokenizers.source.encode_batch(texts)]
 
     async def attend(self, request: Request) -> Response:
         asked = read_attend(parse(await request.body()), self.limits)
@@ -112,7 +129,16 @@ class Playground:
             raise Refusal(429, f"{self.attending} requests like this one are waiting.", retry=1)
         self.attending += 1
         try:
-            return JSONResponse(await asyncio.to_thread(attend_api.answer, asked))
+            # One thread: a request that is cancelled while it waits for the thread is never run.
+            work = asyncio.get_running_loop().run_in_executor(
+                self._attending, attend_api.answer, asked
+            )
+            in_time = asyncio.wait_for(work, self.limits.seconds)
+            return JSONResponse(await _while_connected(request, in_time))
+        except TimeoutError:
+            raise Refusal(
+                503, f"no answer within {self.limits.seconds:g} seconds.", retry=5
+            ) from None
         finally:
             self.attending -= 1
 
@@ -142,12 +168,14 @@ class Playground:
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         self.status, self.compiling, self.hurry = "starting", True, None
         self.batcher = Batcher(self._translate, self.limits, self.metrics.batch)
+        self._attending = ThreadPoolExecutor(1, thread_name_prefix="regard-attend")
         warming = asyncio.create_task(self._warm())
         await asyncio.sleep(0)  # with nothing to warm, it is ready before the first request
         yield
         self.status = "stopping"
         await warming  # the step under way; a thread cannot be interrupted
-        await self.batcher.stop()  # whoever was let in is answered
+        await self.batcher.stop()  # accepted requests are answered
+        self._attending.shutdown()
 
     async def _warm(self) -> None:
         await self._run_all(self.warm)
@@ -159,41 +187,65 @@ class Playground:
         self.compiling = False
 
     async def _run_all(self, steps: Iterable[Callable[[], None]]) -> bool:
-        """Runs one after another, until there is a reason not to; whether all were run."""
+        """Runs the steps until the server is told to stop; returns whether all were run."""
         try:
             for step in steps:
                 if self.status == "stopping":
                     return False
                 await asyncio.to_thread(step)
-        except Exception:  # warming only saves time: without it, requests compile
+        except Exception:  # without warming, requests compile what they need
             log.exception("warming failed")
             return False
         return True
 
-    def _translate(self, texts: list[str], beam: int, n_best: int) -> list[list[Any]]:
-        from regard.seq2seq.decode.hypotheses import SearchOptions
+    def _translate(
+        self, requests: Sequence[TranslateRequest], check: Callable[[], None]
+    ) -> list[Any]:
+        from regard.playground.translations import answers
 
-        options = SearchOptions(beam=beam)
-        found = self.translator.translate(texts, search=options, n_best=n_best, hurry=self.hurry)
-        return [[to_json(one) for one in best] for best in found]
+        # Only the default beam's programs are compiled ahead, with all optimizations in the end.
+        hurry = self.hurry if requests[0].beam == BEAM else True
+        return answers(self.translator, requests, check, hurry)
 
-    def _answered(self, handler: Any) -> Any:
-        """A handler whose refusals and failures are answers too."""
+    def _answered(self, handler: Callable[[Request], Awaitable[Response]]) -> Any:
+        """A handler whose refusals and failures become JSON answers."""
 
         async def endpoint(request: Request) -> Response:
             try:
                 return await handler(request)
             except Refusal as refusal:
-                headers = {"retry-after": str(refusal.retry)} if refusal.retry else None
+                headers = {"retry-after": str(refusal.retry)} if refusal.retry else {}
+                if refusal.status in (408, 413):  # part of the body may still be on its way
+                    headers["connection"] = "close"
                 return JSONResponse({"error": refusal.message}, refusal.status, headers)
             except ClientDisconnect:
-                return Response(status_code=400)  # nobody is there to read it
+                return Response(status_code=GONE)
             except Exception:
                 log.exception("%s %s failed", request.method, request.url.path)
-                text = "something went wrong here; the server's log has it."
+                text = "the server failed; its log has the reason."
                 return JSONResponse({"error": text}, 500)
 
         return endpoint
+
+
+async def _while_connected(request: Request, work: Awaitable[Any]) -> Any:
+    """The result of `work`, which is cancelled as soon as the client disconnects.
+
+    Raises:
+        ClientDisconnect: the client went away first.
+    """
+    working = asyncio.ensure_future(work)
+    # The body has been read: the next message is the disconnect.
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        gone.cancel()
+        await asyncio.gather(working, gone, return_exceptions=True)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

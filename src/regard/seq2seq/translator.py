@@ -18,6 +18,7 @@ from regard.seq2seq.decode import programs
 from regard.seq2seq.decode.few_shapes import WIDTHS, groups
 from regard.seq2seq.decode.hypotheses import SearchOptions
 from regard.seq2seq.decode.joining import Part, Written, joined, padded
+from regard.seq2seq.decode.next_words import NextWords, next_words
 from regard.seq2seq.model.export import load_model
 from regard.seq2seq.model.model_folder import model_folder
 from regard.seq2seq.model.translation_model import Model
@@ -229,6 +230,24 @@ class Translator:
                 if progress is not None:
                     progress(done, len(explaining) * len(wanted))
         return found
+
+    def next_words(
+        self, text: str, translations: Sequence[Translation], count: int = 5
+    ) -> list[NextWords]:
+        """The most probable words at each step of given translations of a text.
+
+        Args:
+            text: the source.
+            translations: up to 8 translations of it, by `translate`.
+            count: how many words for each step, up to 10.
+
+        Returns:
+            For each translation, for each of its words and then for its end, (word, probability),
+            the best first; "" stands for the end. A word of several pieces counts as its first
+            piece. Empty where the text is too long to be read at once.
+        """
+        given = self.model, self.tokenizers, text, translations, count, self.longest
+        return next_words(*given)
 
     def _looks(self, batch: Batch, explain: bool, hurry: bool) -> Array:
         source, lens, before, written = (

@@ -1,6 +1,6 @@
 """`regard serve`: the playground in the browser, and its API, on this machine.
 
-What is served is playground/; here it is loaded, bound to an address, announced and shut down.
+The application is in playground/; this file loads it, binds it to an address and shuts it down.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import typer
 if TYPE_CHECKING:
     from regard.playground.server import Playground
 
-LAST_SECONDS = 35  # for what is in flight at the end: a little more than a request may take
+SHUTDOWN_SECONDS = 35  # for requests that still run: a little more than one may take
 NO_MODEL = "Translate stays empty; Scores and Your own work."
 
 
@@ -27,14 +27,14 @@ def command(
         typer.Option("--model", help="A trained model's folder.  [default: the bundled one]"),
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", help="The address to listen on; only this machine's is safe.")
+        str, typer.Option("--host", help="Address to listen on. The default is this machine only.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on (0 = any free port).")
     ] = 8000,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Serve the playground: translate, drag queries and keys, look at your own weights."""
+    """Serve the playground in the browser: translations, queries and keys, your own weights."""
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -43,14 +43,14 @@ def command(
             f"regard serve needs {error.name}, which is not installed.\n"
             'Install it with: pip install "regard[serve]"'
         )
-    from regard.playground.headers import THIS_MACHINE
+    from regard.playground.guard import THIS_MACHINE
 
-    # The address comes first: who finds it taken should not have waited for a model.
+    # The address comes first: if it is taken, say so before loading a model.
     with _bound(host, port) as listening:
         if not _only_here(host):
             _say(
                 f"warning: {host} can be reached from other machines, and there is no "
-                "authentication: whoever reaches it can use it."
+                "authentication: anyone who reaches it can use it."
             )
         address = _address(host, listening.getsockname()[1])
 
@@ -64,10 +64,11 @@ def command(
 
 
 def _playground(folder: Path | None, hosts: Collection[str] | None) -> "Playground":
-    """The application with its translator, or without where there is none."""
+    """The application with its translator, or without one where none can be loaded."""
     from regard.cli.compile_cache import keep_compiled_programs
+    from regard.playground.attend_api import warm_up
     from regard.playground.server import Playground
-    from regard.playground.warming import planes, steps
+    from regard.playground.translations import steps
     from regard.seq2seq.train.runtime_options import give_back_freed_memory
 
     give_back_freed_memory()  # a server runs for days
@@ -86,18 +87,20 @@ def _playground(folder: Path | None, hosts: Collection[str] | None) -> "Playgrou
     else:
         name = "English → French" if folder is None else folder.resolve().name
         models = [{"name": name, "parameters": _parameters(translator)}]
-        warm = [*planes(), *steps(translator, _progress, hurry=True)]
+        warm = [*warm_up(), *steps(translator, _progress, hurry=True)]
         later = steps(translator, _optimized, hurry=False)
         return Playground(translator, models=models, warm=warm, later=later, hosts=hosts)
-    if folder is not None:  # asked for by name: that is not to be passed over
+    if folder is not None:  # the user asked for this model
         _fail(missing)
     _say(f"no translator: {missing}\n{NO_MODEL}")
-    return Playground(None, missing=missing, warm=planes(), hosts=hosts)
+    return Playground(None, missing=missing, warm=warm_up(), hosts=hosts)
 
 
 def _run(playground: "Playground", listening: socket.socket, announce: Callable[[], None]) -> None:
-    """Serves until a signal comes, then answers what is in flight and returns."""
+    """Serves until a signal comes, then answers the accepted requests and returns."""
     import uvicorn
+
+    from regard.playground.guard import timed_protocol
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: Any = None) -> None:
@@ -106,14 +109,15 @@ def _run(playground: "Playground", listening: socket.socket, announce: Callable[
 
     config = uvicorn.Config(
         playground.app(),
+        http=timed_protocol(playground.limits),
         log_level="warning",
         access_log=False,
         server_header=False,
         ws="none",
         lifespan="on",
-        timeout_graceful_shutdown=LAST_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
     )
-    # uvicorn hands the signal on when everything is answered.
+    # uvicorn raises the signal again when everything is answered.
     with contextlib.suppress(KeyboardInterrupt):
         Server(config).run(sockets=[listening])
 
@@ -151,7 +155,7 @@ def _parameters(translator: Any) -> int:
 
 
 def _progress(done: int, of: int) -> None:
-    """On a terminal one line that counts, in a file one at the end."""
+    """A line that counts on a terminal, a single line at the end in a file."""
     if sys.stderr.isatty():
         typer.echo(f"\rcompiling: {done} of {of} shapes", err=True, nl=False)
     if done == of:
@@ -161,7 +165,7 @@ def _progress(done: int, of: int) -> None:
 
 def _optimized(done: int, of: int) -> None:
     if done == of:
-        _say("fast: every shape has been compiled again, this time at leisure.")
+        _say("every shape is now compiled with all optimizations.")
 
 
 def _say(text: str) -> None:

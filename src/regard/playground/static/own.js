@@ -8,10 +8,43 @@ function showOwn(map, title) {
   byId("own-error").textContent = "";
   byId("own-title").textContent = title;
   ownView.show(map);
+  drawHeads(map);
 }
+
+// A small heatmap of every head of the layer, to choose from.
+function drawHeads(map) {
+  const many = map.heads > 1;
+  byId("own-heads").hidden = !many;
+  byId("own-heads").replaceChildren(...(many ? Array.from({ length: map.heads }, (_, head) => {
+    const T = map.queries.length, S = map.keys.length;
+    const canvas = make("canvas", { width: S, height: T, "aria-hidden": "true" });
+    const pen = canvas.getContext("2d"), image = pen.createImageData(S, T);
+    for (let i = 0; i < T * S; i++) {
+      const share = map.weight(ownView.at.layer, head, Math.floor(i / S), i % S) / map.high;
+      image.data.set([...color(share), 255], 4 * i);
+    }
+    pen.putImageData(image, 0, 0);
+    const button = make("button", { type: "button",
+      "aria-pressed": String(head === ownView.at.head) }, canvas,
+    make("div", { text: `Head ${head + 1}` }));
+    button.addEventListener("click", () => {
+      ownView.at.head = head;
+      ownView.choose(ownView.at.view);
+      drawHeads(map);
+    });
+    return button;
+  }) : []));
+}
+// The arrows beside the view change layer and head too.
+byId("own-view").addEventListener("click", () => { if (ownView.map) drawHeads(ownView.map); });
+window.addEventListener("themechange", () => { if (ownView.map) drawHeads(ownView.map); });
 
 byId("own-form").addEventListener("submit", (event) => {
   event.preventDefault();
+  showPasted();
+});
+
+function showPasted() {
   try {
     const lines = (id) => byId(id).value.split("\n").map((line) => line.trim()).filter(Boolean);
     const queries = lines("own-queries"), keys = lines("own-keys");
@@ -21,17 +54,17 @@ byId("own-form").addEventListener("submit", (event) => {
   } catch (error) {
     byId("own-error").textContent = error.message;
   }
-});
+}
 
 function checkRows(rows, queries, keys) {
   if (rows.length !== queries.length) {
-    throw new Error(`There are ${rows.length} rows of weights for ${queries.length} that look.`);
+    throw new Error(`There are ${rows.length} rows of weights for ${queries.length} queries.`);
   }
   rows.forEach((row, i) => {
     if (row.length !== keys.length) {
-      throw new Error(`Row ${i + 1} has ${row.length} weights for ${keys.length} looked at.`);
+      throw new Error(`Row ${i + 1} has ${row.length} weights for ${keys.length} keys.`);
     }
-    if (!row.every(Number.isFinite)) throw new Error(`Row ${i + 1} has something that is no number.`);
+    if (!row.every(Number.isFinite)) throw new Error(`Row ${i + 1} has an entry that is not a number.`);
   });
 }
 
@@ -42,20 +75,21 @@ byId("own-file").addEventListener("change", async () => {
     if (file.size > LARGEST_FILE) throw new Error("The file is over 50 MB.");
     const content = JSON.parse(await file.text());
     if (content.format !== "regard attention map" || content.version !== 1) {
-      throw new Error("This is no AttentionMap that this version of regard wrote.");
+      throw new Error("This is not an AttentionMap that this version of regard wrote.");
     }
     const { weights, query_labels: queries, key_labels: keys, title } = content;
     for (const layer of weights) for (const rows of layer) checkRows(rows, queries, keys);
-    const high = weights.flat(3).reduce((most, weight) => Math.max(most, weight), 0) || 1;
+    const high = weights.flat(3).reduce((most, weight) => Math.max(most, weight), 1);
     showOwn({ queries: queries.map(String), keys: keys.map(String), layers: weights.length,
       heads: weights[0].length, high,
       weight: (layer, head, row, column) => weights[layer][head][row][column] }, String(title));
   } catch (error) {
-    // Whatever is not as save() writes it fails somewhere above, in the browser's own words.
+    // A file that save() did not write fails somewhere above, with an error of the browser's own.
     const damaged = error instanceof TypeError || error instanceof SyntaxError;
     byId("own-error").textContent = damaged
-      ? "This file is damaged, or no AttentionMap." : error.message;
+      ? "This file is damaged, or not an AttentionMap." : error.message;
   } finally {
     byId("own-file").value = ""; // so that the same file can be chosen again
   }
 });
+showPasted(); // the example that the form opens with

@@ -1,10 +1,31 @@
 "use strict";
-// Scores: points in the plane. Their scores, weights and outputs come from the API.
+// Scores: points in the plane. Their scores, weights and outputs come from the API, as does the
+// background, which says for every place which key would win there.
 
 const EDGE = 4.7;
 const points = {
   query: [[2.2, 1.4], [-2.4, 0.6], [0.4, -2.6]],
   key: [[3, 2.6], [-3, 2.2], [-1.6, -2.4], [2.6, -1.8], [0.2, 3.4]],
+};
+const SCORES = {
+  dot: "Dot product: a(q, k) = q·k/√d. Long keys in the query's direction win, however far they are.",
+  gaussian: "Gaussian: a(q, k) = −|q−k|²/2w². The nearest key wins; the width w says how far is far.",
+  bilinear: "Bilinear: a(q, k) = qᵀMk. A dot product after a learned turn M; here M is random.",
+  additive: "Additive (Bahdanau): a(q, k) = wᵀtanh(W₁q + W₂k). A small network; here it is random.",
+};
+const CONVEX = "the convex hull of the keys. The weights are not negative and sum to 1, so that no " +
+  "output can leave it.";
+const REGIMES = {
+  softmax: ["Softmax: every key gets some weight; all sum to 1.", CONVEX],
+  sparsemax: ["Sparsemax: sums to 1, and keys with low scores get exactly 0.", CONVEX],
+  kernel: ["Kernel: f(a)/Σf(a) with f = max(0, 1 + a). Sums to 1, as in Nadaraya–Watson.", CONVEX],
+  cone: ["Cone: f(a) itself, which is not negative, and no sum is enforced.",
+    "the cone of the keys. The weights are not negative but may sum to anything, so that outputs may " +
+    "lie outside of the hull of the keys."],
+  hard: ["Hard: the key with the highest score gets 1: a look-up in a database.",
+    "the convex hull of the keys. The output is always one of the keys."],
+  uniform: ["Uniform: the same weight for each key, whatever the scores: average pooling.",
+    "the convex hull of the keys. The output is its keys' mean, wherever the query is."],
 };
 const scoresView = new AttentionView(byId("scores-view"));
 const plane = byId("plane");
@@ -29,16 +50,22 @@ async function refresh() {
   byId("width-shown").textContent = chosen.width.toFixed(2);
   byId("valid-shown").textContent = chosen.valid_len;
   byId("width-label").hidden = chosen.score !== "gaussian";
+  byId("scaled").disabled = chosen.score !== "dot";
+  byId("score-said").textContent = SCORES[chosen.score];
+  const [regime, outline] = REGIMES[chosen.regime];
+  byId("regime-said").textContent = regime;
+  byId("hull-said").textContent = outline;
   try {
-    const found = await ask("/api/attend", { ...points, ...chosen });
+    const found = await ask("/api/attend", { ...points, ...chosen, map: true });
     if (number !== asked) return; // something newer is under way
     byId("scores-error").textContent = "";
     drawPlane(found, chosen);
     const names = (count, letter) => Array.from({ length: count }, (_, i) => letter + (i + 1));
     const view = scoresView.at.view;
     drawNumbers(found);
-    scoresView.show(ofRows(found.weights, names(points.query.length, "q"),
-      names(points.key.length, "k")));
+    const map = ofRows(found.weights, names(points.query.length, "q"),
+      names(points.key.length, "k"));
+    scoresView.show({ ...map, high: Math.max(map.high, 1) });
     scoresView.choose(view);
   } catch (error) {
     if (number === asked) byId("scores-error").textContent = error.message;
@@ -52,7 +79,7 @@ function drawNumbers(found) {
       { scope: tag === "th" ? "col" : "row", text })));
   const keys = points.key.map((_, k) => `k${k + 1}`);
   byId("numbers").replaceChildren(
-    make("caption", { class: "hint", text: "Scores a(q, k), and the outputs" }),
+    make("caption", { class: "hint", text: "Scores a(q, k), and the output of each query" }),
     make("thead", {}, line(["", ...keys, "output"], "th")),
     make("tbody", {}, ...found.scores.map((row, q) => line(
       [`q${q + 1}`, ...row.map((score) => score.toFixed(2)),
@@ -71,6 +98,7 @@ function shape(tag, attributes, parent) {
 function drawPlane(found, chosen) {
   const focused = document.activeElement && document.activeElement.dataset
     ? document.activeElement.dataset.point : null;
+  drawWinners(found.map);
   plane.replaceChildren();
   shape("line", { x1: -5, x2: 5, y1: 0, y2: 0, class: "axis" }, plane);
   shape("line", { y1: -5, y2: 5, x1: 0, x2: 0, class: "axis" }, plane);
@@ -103,12 +131,29 @@ function drawPlane(found, chosen) {
         "aria-label": `${name} at ${x.toFixed(1)}, ${y.toFixed(1)}. Arrow keys move it.`,
         "data-point": name }, plane);
       shape("circle", { r: 0.38, class: "ring" }, group);
-      if (kind === "key") shape("circle", { r: 0.2, class: off ? "key off" : "key" }, group);
+      if (kind === "key") shape("circle", { r: 0.2, class: `key key-${i}${off ? " off" : ""}` }, group);
       else shape("rect", { x: -0.2, y: -0.2, width: 0.4, height: 0.4, class: "query" }, group);
       label(x, y, `${kind[0]}${i + 1}`);
       if (name === focused) group.focus();
     });
   }
+}
+
+// The background: the color of the winning key, the stronger the larger its weight.
+function drawWinners({ size, winner, share }) {
+  const canvas = byId("winners"), pen = canvas.getContext("2d");
+  canvas.width = canvas.height = size;
+  const style = getComputedStyle(document.documentElement);
+  const colors = points.key.map((_, k) => style.getPropertyValue(`--key-${k}`).trim().slice(1)
+    .match(/../g).map((pair) => parseInt(pair, 16)));
+  const [of, strength] = [winner, share].map((data) => atob(data));
+  const image = pen.createImageData(size, size);
+  for (let i = 0; i < of.length; i++) {
+    const color = colors[of.charCodeAt(i)] ?? [0, 0, 0]; // a tie stays clear
+    image.data.set(color, 4 * i);
+    image.data[4 * i + 3] = of.charCodeAt(i) < colors.length ? 0.42 * strength.charCodeAt(i) : 0;
+  }
+  pen.putImageData(image, 0, 0);
 }
 
 // Points are named above and to the right, outputs below and to the left: they may meet.
@@ -197,5 +242,7 @@ for (const id of ["score", "regime", "temperature", "width", "scaled", "valid", 
   byId(id).addEventListener("input", refreshSoon);
 }
 byId("d").addEventListener("input", soon(30, refreshBars));
-byId("tab-scores").addEventListener("click", () => { refresh(); refreshBars(); }, { once: true });
-byId("tab-scores").addEventListener("focus", () => { refresh(); refreshBars(); }, { once: true });
+window.addEventListener("themechange", () => { if (!byId("scores").hidden) refreshSoon(); });
+for (const kind of ["click", "focus"]) {
+  byId("tab-scores").addEventListener(kind, () => { refresh(); refreshBars(); }, { once: true });
+}
