@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from regard.seq2seq.translation import Translation
 
 MAP_WIDTH = 100  # columns of an alignment, at most
+NOTES = 5  # lines of which a note is printed
 CORPUS = "From --in into --out"
 
 
@@ -177,11 +178,17 @@ class _Show:
         self.file = file
         self.drawn = alignment and not as_json and file.isatty()
         self.form = Form(n_best, as_json, links=alignment and not self.drawn)
-        self.count = 0
+        self.count = self.noted = 0
 
     def __call__(self, source: str, translations: list["Translation"]) -> None:
         lines = self.form.lines(self.count, self.form.told(source, translations))
         self.count += 1
+        if translations[0].note:
+            self.noted += 1
+            if self.noted <= NOTES:
+                typer.echo(f"line {self.count}: {translations[0].note}", err=True)
+            elif self.noted == NOTES + 1:
+                typer.echo("more lines were copied for such a reason.", err=True)
         if not self.drawn:
             self.file.writelines(line + "\n" for line in lines)
             return
