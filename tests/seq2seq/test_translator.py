@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard.seq2seq.alignment import Links, word_weights
+from regard.seq2seq.alignment import Links, argmax_links, word_weights
 from regard.seq2seq.decode import programs
 from regard.seq2seq.decode.explaining import explain_words
 from regard.seq2seq.decode.few_shapes import WIDTHS, groups
@@ -92,7 +92,8 @@ def test_texts_together_are_translated_as_each_alone(translator):
     again = translator.translate(TEXTS[::-1], search=SEARCH, batch_tokens=64)
     assert [best.text for best, *_ in again[::-1]] == [best.text for best, *_ in together]
     assert programs._search(SEARCH, 1, True)._cache_size() == compiled, "it was compiled again"
-    assert told[-1] == (5, 5)  # the empty text is not the model's business
+    # The empty text is not translated; two without a full stop are read with one, too.
+    assert told[-1] == (7, 7)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
@@ -232,15 +233,15 @@ def test_unknown_words_become_what_was_looked_at(translator):
     written = Written(np.array([UNK, six, EOS]), looks, -1.0, -2.0)
     found = [(Part(0, 0, 3), [written])]
     (best,) = joined(source, found, target, 1.0, replace_unknown=True)
-    assert best.text == "Grosvenor six"
-    assert best.target_words == ("Grosvenor", "six")
-    assert best.links() == {(1, 0), (0, 1)}
-    assert best.links(threshold=0.75) == {(0, 1)}
+    assert best.split.text == "Grosvenor six"
+    assert best.split.words == ("Grosvenor", "six")
+    assert argmax_links(best.weights) == {(1, 0), (0, 1)}
+    assert argmax_links(best.weights, threshold=0.75) == {(0, 1)}
     (left,) = joined(source, found, target, 1.0, replace_unknown=False)
-    assert left.text == "<unk> six"
+    assert left.split.text == "<unk> six"
     # Where it looked nowhere (a model without attention), there is nothing to put in its place.
     blind = [(Part(0, 0, 3), [Written(written.tokens, 0 * looks, -1.0, -2.0)])]
-    assert joined(source, blind, target, 1.0, replace_unknown=True)[0].text == "<unk> six"
+    assert joined(source, blind, target, 1.0, replace_unknown=True)[0].split.text == "<unk> six"
 
 
 @pytest.mark.parametrize(("look", "shift"), [("writing", 0), ("reading", 1), ("explaining", 0)])

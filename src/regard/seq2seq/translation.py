@@ -51,12 +51,14 @@ class Translation(Alignment):
         text: the translation.
         score: what translations are ranked by, the higher the better: the log-probability with
             its length penalty.
-        log_prob: log p(text | source).
+        log_prob: log p(text | source), of the text as it was put to the model.
+        note: why the model was not asked, where the text is a copy of the source; else "".
     """
 
     text: str
     score: float
     log_prob: float
+    note: str = ""
 
     @classmethod
     def empty(cls) -> "Translation":
@@ -73,10 +75,11 @@ def to_json(one: Translation) -> dict[str, Any]:
         []
     """
     score = float(one.score)
-    return {
+    told: dict[str, Any] = {
         "text": one.text,
         "score": round(score, 4) if abs(score) < 1e30 else None,  # JSON has no infinity
         "source_words": list(one.source_words),
         "target_words": list(one.target_words),
         "weights": np.round(np.asarray(one.weights, np.float64), 4).tolist(),
     }
+    return told | ({"note": one.note} if one.note else {})

@@ -4,6 +4,7 @@ This is what the command line, the playground and most programs use. How sentenc
 is in few_shapes.py, where long ones are cut in sentences.py, the search itself in search.py.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,22 +20,28 @@ from regard.seq2seq.decode.few_shapes import WIDTHS, groups
 from regard.seq2seq.decode.hypotheses import SearchOptions
 from regard.seq2seq.decode.joining import Part, Written, joined, padded
 from regard.seq2seq.decode.next_words import NextWords, next_words
+from regard.seq2seq.decode.readings import read_sources
+from regard.seq2seq.decode.restoring import restored
 from regard.seq2seq.model.export import load_model
 from regard.seq2seq.model.model_folder import model_folder
 from regard.seq2seq.model.translation_model import Model
+from regard.seq2seq.text.marks import START
 from regard.seq2seq.text.sentences import token_ranges
 from regard.seq2seq.text.tokenizer import Encoded
 from regard.seq2seq.text.tokenizer_pair import TokenizerPair
-from regard.seq2seq.text.words import split_words
+from regard.seq2seq.text.vocabulary import UNK
+from regard.seq2seq.text.words import Words
 from regard.seq2seq.train.batches import Batch
 from regard.seq2seq.translation import Alignment, Translation
 
 # How much is done, and of how much.
 Progress = Callable[[int, int], None]
 Look = Literal["writing", "reading", "explaining"]
+LOOKS: tuple[Look, ...] = get_args(Look)
 Text = str | Sequence[str]
 
 EXPLAINED = 2048  # tokens of a batch, at most: a step has 32 rows of the vocabulary per sentence
+STAND_INS = 1024  # words of the vocabulary that are tried as names to copy
 HURRY = 128  # up to so many sentences at a time, compiling well takes longer than it saves
 
 
@@ -110,6 +117,7 @@ class Translator:
         search: SearchOptions = SearchOptions(),
         n_best: int = 1,
         replace_unknown: bool = True,
+        adapt: bool = True,
         batch_tokens: int | None = None,
         hurry: bool | None = None,
         whole_batches: bool = False,
@@ -126,6 +134,10 @@ class Translator:
             search: the beam, the length penalty, and the rest.
             n_best: how many translations of each text are wanted, at most the beam.
             replace_unknown: whether `<unk>` becomes the source word that the model looked at.
+            adapt: whether a text that is no ordinary sentence (all capitals, no capitals, no full
+                stop, markup, addresses, letters that the vocabulary lacks) is also read in the form
+                of one, and the reading with the best score is taken; see `readings`. An ordinary
+                sentence is not changed by it. False: the model reads the text as it is.
             batch_tokens: places of a batch, padding included; None: what suits the machine.
             hurry: whether a program that is not compiled yet should rather be ready soon than be
                 fast; None: for a hundred sentences or so.
@@ -140,22 +152,51 @@ class Translator:
         texts = _as_list(texts)
         if not 1 <= n_best <= search.beam:
             raise ValueError(f"n_best must be from 1 to beam. Got {n_best}, beam {search.beam}.")
-        encoded = self.tokenizers.source.encode_batch(texts)
+        tokenizer = self.tokenizers.source
+        sources = read_sources(texts, tokenizer, lambda: self._stand_ins, adapt)
+        readings = [pair for one in sources for pair in zip(one.readings, one.encoded, strict=True)]
         parts = [
-            Part(text, start, stop)
-            for text, one in enumerate(encoded)
-            for start, stop in self._ranges(texts[text], one)
+            Part(number, start, stop)
+            for number, (reading, encoded) in enumerate(readings)
+            for start, stop in self._ranges(reading.split, encoded)
         ]
-        ids = [encoded[part.text].ids[part.start : part.stop] for part in parts]
+        ids = [readings[part.reading][1].ids[part.start : part.stop] for part in parts]
         written = self._search(ids, search, n_best, batch_tokens, hurry, whole_batches, progress)
-        of_text: list[list[tuple[Part, list[Written]]]] = [[] for _ in texts]
+        of_reading: list[list[tuple[Part, list[Written]]]] = [[] for _ in readings]
         for part, hypotheses in zip(parts, written, strict=True):
-            of_text[part.text].append((part, hypotheses))
+            of_reading[part.reading].append((part, hypotheses))
         target = self.tokenizers.target
-        return [
-            joined(one, found, target, search.length_penalty, replace_unknown)
-            for one, found in zip(encoded, of_text, strict=True)
+        drafts = iter(
+            joined(encoded, found, target, search.length_penalty, replace_unknown)
+            for (_, encoded), found in zip(readings, of_reading, strict=True)
+        )
+        return [restored(one, [next(drafts) for _ in one.readings]) for one in sources]
+
+    @functools.cached_property
+    def _stand_ins(self) -> tuple[str, ...]:
+        """Names that the model copies unchanged, the commonest first; see `readings`.
+
+        They are common entries of both vocabularies. Translating each alone tells which are copied.
+        """
+        source, target = self.tokenizers.source, set(self.tokenizers.target.pieces)
+        words = [
+            piece[1:] if source.case != "mark" else piece[1:].capitalize()
+            for piece in source.pieces
+            if piece in target and len(piece) > 3 and piece[0] == START and piece[1:].isalpha()
         ]
+        if source.case == "keep":
+            words = [word for word in words if word[0].isupper()]
+        words = words[:STAND_INS]
+        stop = "" if UNK in source.encode("a.").ids[-1:] else "."
+        texts = [word + stop for word in words]
+        found = self.translate(texts, search=SearchOptions(beam=1), adapt=False)
+        copied = {
+            word: best.score
+            for word, (best, *_) in zip(words, found, strict=True)
+            if best.target_words[:1] == (word,) and len(best.target_words) <= 2
+        }
+        surest = sorted(copied, key=lambda word: -copied[word])[: max(len(copied) // 4, 4)]
+        return tuple(word for word in words if word in surest)
 
     def align(
         self,
@@ -200,8 +241,8 @@ class Translator:
             For each look what `align` gives.
         """
         for look in looks:
-            if look not in get_args(Look):
-                raise ValueError(f"look is one of {', '.join(get_args(Look))}. Got {look!r}.")
+            if look not in LOOKS:
+                raise ValueError(f"look is one of {', '.join(LOOKS)}. Got {look!r}.")
         pairs = list(pairs)
         sources = self.tokenizers.source.encode_batch(source for source, _ in pairs)
         targets = self.tokenizers.target.encode_batch(target for _, target in pairs)
@@ -262,10 +303,10 @@ class Translator:
         """The shapes that a program is compiled for; a server compiles in another thread."""
         return {(rows, width) for of, rows, width in tuple(self._compiled) if of == kind}
 
-    def _ranges(self, text: str, encoded: Encoded) -> list[tuple[int, int]]:
+    def _ranges(self, split: Words, encoded: Encoded) -> list[tuple[int, int]]:
         if 0 < len(encoded.ids) <= self.longest:
             return [(0, len(encoded.ids))]
-        return token_ranges(split_words(text), encoded.word_of_token, self.longest)
+        return token_ranges(split, encoded.word_of_token, self.longest)
 
     def _search(
         self,

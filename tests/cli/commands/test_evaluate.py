@@ -58,6 +58,8 @@ def test_numbers_are_the_metrics(place):
     assert lower["bleu"]["value"] == pytest.approx(expected.value)
     assert "case:lc" in lower["bleu"]["signature"]
     assert "tok:none" in lower["bleu"]["signature"]
+    assert lower["chrf"]["value"] == pytest.approx(chrf(texts, references, lowercase=True).value)
+    assert lower["chrf"]["value"] != pytest.approx(found["chrf"]["value"])
     assert lower["exact_match"] == 25
 
 
@@ -67,9 +69,12 @@ def test_the_table_is_for_people(place, tmp_path):
     assert result.exit_code == 0, result.stderr
     gold = [one.links for one in _gold_pairs(place)]
     pairs = [(one.source.split(), one.target.split()) for one in _gold_pairs(place)]
-    aligned = Translator.load(place / "model").align(pairs)
-    aer = alignment_error([one.links() for one in aligned], gold).aer
-    assert re.search(rf"^AER +{aer:.1f}  precision", result.stdout, re.MULTILINE)
+    translator = Translator.load(place / "model")
+    for look in ("writing", "reading", "explaining"):
+        aligned = translator.align(pairs, look=look)
+        aer = alignment_error([one.links() for one in aligned], gold).aer
+        line = rf"^AER +{aer:.1f}  precision .*\(--look {look}\)$"
+        assert re.search(line, result.stdout, re.MULTILINE)
     assert re.search(r"^BLEU +[\d.]+  nrefs:1\|case:mixed\|", result.stdout, re.MULTILINE)
     assert re.search(r"^1-10 +3 +[\d.]+$", result.stdout, re.MULTILINE)
     assert re.search(r"^51\+ +0 +-$", result.stdout, re.MULTILINE)
@@ -93,6 +98,8 @@ def test_the_grammar_comes_with_its_links(place):
     expected = alignment_error([one.links() for one in aligned], [one.links for one in pairs])
     assert found["sentences"] == 3
     assert found["alignment"]["aer"] == pytest.approx(expected.aer)
+    assert found["alignment_by_look"]["writing"] == found["alignment"]
+    assert list(found["alignment_by_look"]) == ["writing", "reading", "explaining"]
 
 
 @pytest.mark.parametrize(

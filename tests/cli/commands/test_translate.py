@@ -183,6 +183,19 @@ def test_strange_bytes_pass(model):
     assert json.loads(run(model, "--json", "caf\udce9").stdout)["source"] == "caf\ufffd"
 
 
+def test_a_line_in_a_foreign_script_is_copied_with_a_note(model):
+    foreign = ["Привет", "one two.", "你好世界", *["мир"] * 9]
+    result = run(model, *foreign)
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert [lines[i] for i in (0, 2, 3)] == ["Привет", "你好世界", "мир"]
+    assert "line 1: copied: the model knows no Cyrillic letters" in result.stderr
+    assert "line 3: copied: the model knows no Chinese letters" in result.stderr
+    assert "line 2:" not in result.stderr
+    assert result.stderr.count("\n") == 6  # five lines are named, not all eleven
+    assert json.loads(run(model, "--json", "мир").stdout)["translations"][0]["note"]
+
+
 def test_a_broken_pipe_is_left_to_typer():
     with pytest.raises(BrokenPipeError), one_line_errors():
         raise BrokenPipeError

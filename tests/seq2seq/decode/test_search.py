@@ -68,7 +68,7 @@ def brute_force(row, longest, alpha):
     """Every target of at most `longest` tokens, best first: (score, log p, tokens)."""
     words = [token for token in range(VOCAB) if token not in (PAD, BOS, EOS)]
     found = []
-    for length in range(longest):
+    for length in range(1, longest):  # a translation is not empty
         for prefix in itertools.product(words, repeat=length):
             tokens = (*prefix, EOS)
             log_prob = sum(next_log_probs(row, tokens[:i])[t] for i, t in enumerate(tokens))
@@ -80,9 +80,11 @@ def plain_beam(row, options, n_best):
     """The algorithm in a few lines of Python: (score, tokens), best first."""
     alpha = options.length_penalty
     longest = int(options.max_ratio * LENS[row]) + options.max_extra
-    live, finished = [(0.0, ())], []
+    live, finished, greedy_end = [(0.0, ())], [], []
+    greedy = (0.0, ())  # None once it has ended
     for step in range(longest):
-        allowed = [t for t in range(VOCAB) if t not in (PAD, BOS)]
+        never = (PAD, BOS, EOS) if step == 0 else (PAD, BOS)
+        allowed = [t for t in range(VOCAB) if t not in never]
         if step + 1 == longest:
             allowed = [EOS]
         extensions = sorted(
@@ -93,14 +95,26 @@ def plain_beam(row, options, n_best):
             ),
             reverse=True,
         )
-        ended = [e for e in extensions[: options.beam] if e[1][-1] == EOS]
+        if greedy is not None:
+            greedy = next(e for e in extensions if e[1][:-1] == greedy[1])
+        ended = [e for e in extensions[: options.beam] if e[1][-1] == EOS and e != greedy]
         finished += ended[: options.beam - len(finished)]
         live = [e for e in extensions if e[1][-1] != EOS][: options.beam]
-        ranked = sorted(((penalized(p, len(t), alpha), t) for p, t in finished), reverse=True)
-        if len(finished) == options.beam or not live:
+        if greedy is not None and greedy[1][-1] == EOS:
+            greedy, greedy_end = None, [greedy]
+        elif greedy is not None and greedy not in live:
+            live[-1] = greedy
+        every = finished + greedy_end
+        ranked = sorted(((penalized(p, len(t), alpha), t) for p, t in every), reverse=True)
+
+        def bound(log_prob, shortest=step + 2):
+            return max(penalized(log_prob, n, alpha) for n in (shortest, longest))
+
+        open_greedy = greedy is not None and (not ranked or bound(greedy[0]) > ranked[0][0])
+        if not live or (len(every) >= options.beam and not open_greedy):
             break
         to_beat = ranked[n_best - 1][0] if len(ranked) >= n_best else -np.inf
-        if options.early_stop and penalized(live[0][0], step + 1, alpha) <= to_beat:
+        if options.early_stop and bound(live[0][0]) <= to_beat:
             break
     return ranked[:n_best]
 
@@ -112,14 +126,14 @@ def found_tokens(found, row, place):
 
 
 def test_a_wide_beam_is_brute_force():
-    """6 tokens and 3 places: 1 + 6 + 36 targets. A beam of 256 holds every extension of them."""
+    """6 tokens and 3 places: 6 + 36 targets. A beam of 256 holds every extension of them."""
     options = SearchOptions(
         beam=256, early_stop=False, length_penalty=1.0, max_ratio=0.0, max_extra=3
     )
-    found = beam_search(MODEL, SOURCE, LENS, options, n_best=43)
+    found = beam_search(MODEL, SOURCE, LENS, options, n_best=42)
     for row in range(3):
         expected = brute_force(row, 3, 1.0)
-        assert len(expected) == 43
+        assert len(expected) == 42
         np.testing.assert_allclose(found.scores[row], [e[0] for e in expected], atol=1e-5)
         np.testing.assert_allclose(found.log_probs[row], [e[1] for e in expected], atol=1e-5)
         for place in range(10):
@@ -150,6 +164,40 @@ def test_greedy_is_a_beam_of_one():
             np.testing.assert_allclose(
                 getattr(ours, name), getattr(theirs, name), rtol=1e-5, atol=1e-7
             )
+
+
+def test_a_beam_finds_nothing_worse_than_greedy_search_and_never_an_empty_translation():
+    """Flat distributions, where the best token at each step is often dropped from the beam."""
+    batch = some_batch(rows=40, width=5, seed=6)
+    given = batch.source, batch.source_lens
+    better = 0
+    for seed in range(4):
+        model = random_model(seed=seed, scale=0.8)
+        options = SearchOptions(beam=2, **SHORT)
+        ours = np.asarray(beam_search(model, *given, options, n_best=1).scores[:, 0])
+        least = np.asarray(greedy(model, *given, options).scores[:, 0])
+        assert (ours >= least - 1e-5).all()
+        better += (ours > least + 1e-3).sum()
+        biased = nnx.clone(model)
+        biased.output_bias[...] = biased.output_bias[...].at[EOS].add(20.0)
+        for found in (beam_search(biased, *given, options), greedy(biased, *given, options)):
+            lens = np.asarray(found.lens)[np.asarray(given[1]) > 0]
+            assert (lens[lens > 0] >= 2).all()
+    assert better > 10
+
+
+def test_the_best_of_several_is_the_best():
+    """How many are asked for does not change which is the first."""
+    batch = some_batch(rows=40, width=5, seed=7)
+    for alpha in (0.0, 1.0, 2.0):
+        options = SearchOptions(beam=4, length_penalty=alpha, **SHORT)
+        alone, *several = (
+            beam_search(MODEL, batch.source, batch.source_lens, options, n_best=n)
+            for n in (1, 2, 4)
+        )
+        for found in several:
+            np.testing.assert_array_equal(found.tokens[:, 0], alone.tokens[:, 0])
+            np.testing.assert_allclose(found.scores[:, 0], alone.scores[:, 0], rtol=1e-6)
 
 
 def test_the_attention_of_every_hypothesis_is_that_of_forced_decoding():

@@ -159,29 +159,32 @@ def _translated(
 
 def _aligned(
     translator: "Translator", pairs: list["Pair"], tokenized: bool, wait: Waiting
-) -> "AlignmentScore | None":
-    """The alignment error of forced decoding, where every pair has gold links.
-
-    A word is linked by the attention that it is written with, as in `regard align --look writing`.
+) -> "dict[str, AlignmentScore]":
+    """The alignment error of forced decoding by each of the looks that `regard align --look` has;
+    empty unless every pair has gold links.
     """
     gold = [pair.links for pair in pairs if pair.links is not None]
     if len(gold) < len(pairs):
-        return None
+        return {}
     from regard.seq2seq.metrics import alignment_error
+    from regard.seq2seq.translator import LOOKS
 
     wait.says("aligning", len(pairs), compiles="the forced decoding")
     given: list[tuple[Any, Any]] = [(pair.source, pair.target) for pair in pairs]
     if tokenized:
         given = [(source.split(), target.split()) for source, target in given]
     with wait.chunk(len(pairs)):
-        found = translator.align(given, progress=wait.done)
-    return alignment_error([one.links() for one in found], gold)
+        found = translator.align_by(LOOKS, given, progress=wait.done)
+    return {
+        look: alignment_error([one.links() for one in of_look], gold)
+        for look, of_look in found.items()
+    }
 
 
 def _scores(
     pairs: list["Pair"],
     texts: list[str],
-    aligned: "AlignmentScore | None",
+    aligned: "dict[str, AlignmentScore]",
     lowercase: bool,
     tokenize: str,
 ) -> dict[str, Any]:
@@ -196,12 +199,15 @@ def _scores(
     # unchanged, so that they can be compared with published ones.
     same = [[normalize(text, lowercase=lowercase) for text in side] for side in (texts, references)]
     bins = bleu_by_length(sources, texts, references, **how)
+    looks = {look: dataclasses.asdict(score) for look, score in aligned.items()}
     return {
         "sentences": len(pairs),
         "bleu": dataclasses.asdict(bleu(texts, references, **how)),
         "chrf": dataclasses.asdict(chrf(texts, references, lowercase=lowercase)),
         "exact_match": exact_match(*same),
-        "alignment": None if aligned is None else dataclasses.asdict(aligned),
+        # The first is Bahdanau's own: the weights with which each word was written.
+        "alignment": looks.get("writing"),
+        "alignment_by_look": looks or None,
         "bleu_by_length": [dataclasses.asdict(one) for one in bins],
     }
 
@@ -211,10 +217,9 @@ def _print(scores: dict[str, Any], file: Any) -> None:
     for name, key in (("BLEU", "bleu"), ("chrF", "chrf")):
         print(f"{name:<12} {scores[key]['value']:.2f}  {scores[key]['signature']}", file=file)
     print(f"exact match  {scores['exact_match']:.1f} %", file=file)
-    if scores["alignment"] is not None:
-        aligned = scores["alignment"]
+    for look, aligned in (scores["alignment_by_look"] or {}).items():
         numbers = f"precision {aligned['precision']:.1f}, recall {aligned['recall']:.1f}"
-        print(f"AER          {aligned['aer']:.1f}  {numbers}", file=file)
+        print(f"AER          {aligned['aer']:.1f}  {numbers}  (--look {look})", file=file)
     print("\nsource words  sentences  BLEU", file=file)
     for one in scores["bleu_by_length"]:
         last = one["longest"]

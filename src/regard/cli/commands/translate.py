@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from regard.seq2seq.translation import Translation
 
 MAP_WIDTH = 100  # columns of a drawn alignment, at most
+NOTES = 5  # at most so many notes about copied lines
 CORPUS = "Large files, with --in and --out"
 
 
@@ -202,11 +203,18 @@ class _Show:
         self.drawn = alignment and not as_json and file.isatty()
         self.form = Form(n_best, as_json, links=alignment and not self.drawn)
         self.needs_weights = self.drawn or self.form.needs_weights
-        self.count = 0
+        self.count = self.noted = 0
 
     def __call__(self, source: str, pieces: Pieces) -> None:
         lines = self.form.lines(self.count, self.form.told(source, pieces))
         self.count += 1
+        note = next((piece[0].note for piece in pieces if piece[0].note), "")
+        if note:
+            self.noted += 1
+            if self.noted <= NOTES:
+                typer.echo(f"line {self.count}: {note}", err=True)
+            elif self.noted == NOTES + 1:
+                typer.echo("further lines were copied for the same kind of reason.", err=True)
         if not self.drawn:
             self.file.writelines(line + "\n" for line in lines)
             return

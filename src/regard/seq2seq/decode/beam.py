@@ -1,18 +1,26 @@
 """Beam search on the device, from the first token to the last.
 
-A step extends every live hypothesis by every token and keeps the best; what ends with <eos> is
-finished and takes no more part. What was written, from where and looking at what, is noted step
-by step and put together at the end, so that no step copies what is already written.
+A step extends every live hypothesis by every token and keeps the best. A hypothesis that ends with
+<eos> is finished and is not extended any more. The greedy hypothesis, which has the best token at
+each step, is never dropped, so that a beam finds nothing worse than greedy search does. The tokens,
+parents and weights of each step are noted, and put together at the end: no step copies what is
+already written.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.seq2seq.decode.hypotheses import Hypotheses, SearchOptions, candidates, penalized
+from regard.seq2seq.decode.hypotheses import (
+    Hypotheses,
+    SearchOptions,
+    best_possible,
+    candidates,
+    penalized,
+)
 from regard.seq2seq.model.attention import Memory
 from regard.seq2seq.model.decoder import gather_hypotheses
 from regard.seq2seq.model.output_layer import OutputLayer
@@ -39,7 +47,9 @@ class _Notes:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Finished:
-    """Hypotheses that have ended, [B, K]; a place that is still free has a score of -inf.
+    """Hypotheses that have ended, [B, K + 1]; a place that is still free has a score of -inf.
+
+    The last place is for the greedy hypothesis.
 
     Attributes:
         score: with the length penalty.
@@ -70,9 +80,45 @@ class _Beam:
     state: Any  # [B, K, decoder] for each layer
     token: Array  # [B, K], the last one
     log_prob: Array  # [B, K]
+    greedy: Array  # [B], which of the K is the greedy hypothesis; -1 once it has ended
     active: Array  # [B] bool: whether there is a hypothesis to extend
     notes: _Notes
     finished: _Finished
+
+
+@dataclass(frozen=True)
+class _Extensions:
+    """Every live hypothesis with each of its candidates, side by side.
+
+    Attributes:
+        total: [B, K · each], log p of the hypothesis with the token.
+        token: [B, K · each].
+        each: candidates of a hypothesis.
+        greedy: [B], the place of the greedy hypothesis with its best token.
+        greedy_total: [B], its log p.
+        greedy_ends, greedy_lives: [B] bool, whether it ends with that, or goes on; neither where
+            it had ended before.
+    """
+
+    total: Array
+    token: Array
+    each: int
+    greedy: Array
+    greedy_total: Array
+    greedy_ends: Array
+    greedy_lives: Array
+
+    @classmethod
+    def of(cls, beam: _Beam, scores: Array, tokens: Array) -> "_Extensions":
+        """scores, tokens [B, K, each], as `candidates` gives them."""
+        B, _, each = scores.shape
+        lane = jnp.maximum(beam.greedy, 0)
+        own = jnp.take_along_axis(scores, lane[:, None, None], axis=1)[:, 0]  # [B, each]
+        greedy = lane * each + own.argmax(1).astype(jnp.int32)
+        total, token = (beam.log_prob[:, :, None] + scores).reshape(B, -1), tokens.reshape(B, -1)
+        best, is_end = _at(total, greedy), _at(token, greedy) == EOS
+        there = (beam.greedy >= 0) & (best > -jnp.inf)
+        return cls(total, token, each, greedy, best, there & is_end, there & ~is_end)
 
 
 def search_with_beam(
@@ -128,7 +174,7 @@ def start(model: Model, options: SearchOptions, source: Array, lens: Array) -> _
     memory = model.encode(source, lens)
     lens = lens.astype(jnp.int32)
     longest = (options.max_ratio * lens.astype(jnp.float32)).astype(jnp.int32) + options.max_extra
-    integers, floats = (jnp.zeros((B, K), dtype) for dtype in (jnp.int32, jnp.float32))
+    integers, floats = (jnp.zeros((B, K + 1), dtype) for dtype in (jnp.int32, jnp.float32))
     notes = _Notes(
         jnp.full((B, T, K), PAD, jnp.int32),
         jnp.zeros((B, T, K), jnp.int32),
@@ -144,6 +190,7 @@ def start(model: Model, options: SearchOptions, source: Array, lens: Array) -> _
         model.start(memory),
         jnp.full((B, 1), BOS, jnp.int32),
         jnp.where(lens > 0, 0.0, -jnp.inf)[:, None],
+        jnp.zeros(B, jnp.int32),
         lens > 0,
         notes,
         finished,
@@ -155,18 +202,8 @@ def _keep_active(beam: _Beam, rows: int) -> _Beam:
     if rows == beam.row.shape[0]:
         return beam
     order = jnp.argsort(~beam.active, stable=True)[:rows]
-    per_sentence = dict(
-        row=beam.row,
-        limit=beam.limit,
-        state=beam.state,
-        token=beam.token,
-        log_prob=beam.log_prob,
-        active=beam.active,
-        notes=beam.notes,
-        finished=beam.finished,
-    )
-    kept = jax.tree.map(lambda array: array[order], per_sentence)
-    return _Beam(memory=beam.memory.rows(order), **kept)
+    per_sentence = jax.tree.map(lambda array: array[order], replace(beam, memory=None))
+    return replace(per_sentence, memory=beam.memory.rows(order))
 
 
 def _advance(
@@ -182,80 +219,115 @@ def _advance(
     state, readout, weights = model.step(beam.memory, beam.state, beam.token)
     logits = output.logits(readout)
     # Of one hypothesis K extensions may live on, and one may end.
-    scores, tokens = candidates(options, logits, K + 1, last=step + 1 >= beam.limit)
-    each = tokens.shape[-1]
-    total = (beam.log_prob[:, :, None] + scores).reshape(B, -1)
+    last = step + 1 >= beam.limit
+    scores, tokens = candidates(options, logits, K + 1, beam.token, last)
+    extensions = _Extensions.of(beam, scores, tokens)
     # 2K, because up to K of them may end: enough is left to live on.
-    total, place = jax.lax.top_k(total, min(2 * K, total.shape[1]))  # [B, 2K]
-    token = jnp.take_along_axis(tokens.reshape(B, -1), place, axis=1)
-    parent = (place // each).astype(jnp.int32)
-    possible = total > -jnp.inf
-    ends = (token == EOS) & possible
-    finished = _finish(options, step, beam, total, parent, ends)
+    total, place = jax.lax.top_k(extensions.total, min(2 * K, extensions.total.shape[1]))
+    possible = total > -jnp.inf  # [B, 2K]
+    ends = (jnp.take_along_axis(extensions.token, place, axis=1) == EOS) & possible
+    goes_on = possible & ~ends
+    finished = _finish(options, step, beam, extensions, total, place, ends)
 
     # The K best that go on, in their order: those that do not are moved behind them.
-    order = jnp.argsort(~(possible & ~ends), axis=1, stable=True)[:, :K]
-    token, parent, total, goes_on = (
-        jnp.take_along_axis(array, order, axis=1)
-        for array in (token, parent, total, possible & ~ends)
+    order = jnp.argsort(~goes_on, axis=1, stable=True)[:, :K]
+    place, total, goes_on = (
+        jnp.take_along_axis(array, order, axis=1) for array in (place, total, goes_on)
     )
-    short = K - token.shape[1]  # a tiny vocabulary has fewer than K extensions
-    if short > 0:
-        token, parent, total = (jnp.pad(a, ((0, 0), (0, short))) for a in (token, parent, total))
-        goes_on = jnp.pad(goes_on, ((0, 0), (0, short)))
+    short = K - place.shape[1]  # a tiny vocabulary has fewer than K extensions
+    place, total, goes_on = (jnp.pad(a, ((0, 0), (0, short))) for a in (place, total, goes_on))
+    # The greedy hypothesis takes the last place, if it has none.
+    greedy = extensions.greedy[:, None]
+    there = (place == greedy) & goes_on
+    lives = extensions.greedy_lives
+    added = (jnp.arange(K) == K - 1)[None] & (lives & ~there.any(1))[:, None]
+    place = jnp.where(added, greedy, place)
     log_prob = jnp.where(goes_on, total, -jnp.inf)
+    log_prob = jnp.where(added, extensions.greedy_total[:, None], log_prob)
+    token = jnp.take_along_axis(extensions.token, place, axis=1)
+    parent = (place // extensions.each).astype(jnp.int32)
+    lane = jnp.where(lives, (there | added).argmax(1).astype(jnp.int32), -1)
+
     weights = jnp.broadcast_to(weights.astype(jnp.float32), (B, K, weights.shape[-1]))
     notes = _Notes(
         beam.notes.token.at[:, step].set(token),
         beam.notes.parent.at[:, step].set(parent),
         beam.notes.weights.at[:, step].set(weights),
     )
-    return _Beam(
-        beam.row,
-        beam.memory,
-        beam.limit,
-        gather_hypotheses(state, parent),
-        token,
-        log_prob,
-        beam.active & _goes_on(options, n_best, step, log_prob, finished),
-        notes,
-        finished,
+    beam = replace(
+        beam,
+        state=gather_hypotheses(state, parent),
+        token=token,
+        log_prob=log_prob,
+        greedy=lane,
+        notes=notes,
+        finished=finished,
     )
+    return replace(beam, active=beam.active & _goes_on(options, n_best, step, beam))
 
 
-def _goes_on(
-    options: SearchOptions, n_best: int, step: Array, log_prob: Array, finished: _Finished
-) -> Array:
+def _at(rows: Array, place: Array) -> Array:
+    """[B, N], [B] -> [B]: the number at a place of each row."""
+    return jnp.take_along_axis(rows, place[:, None], axis=1)[:, 0]
+
+
+def _goes_on(options: SearchOptions, n_best: int, step: Array, beam: _Beam) -> Array:
     """[B]: whether there is a hypothesis to extend, and a reason to."""
-    live = log_prob > -jnp.inf
-    goes_on = live.any(1) & (finished.count < log_prob.shape[1])
-    if options.early_stop:
-        to_beat = jax.lax.top_k(finished.score, n_best)[0][:, -1]
-        goes_on &= penalized(options, log_prob.max(1), step + 1) > to_beat
-    return goes_on
+    finished, log_prob = beam.finished, beam.log_prob
+    worst, best = jax.lax.top_k(finished.score, n_best)[0][:, -1], finished.score.max(1)
+
+    def can_beat(log_prob: Array, score: Array) -> Array:
+        return best_possible(options, log_prob, step + 2, beam.limit) > score
+
+    greedy = (beam.greedy >= 0) & can_beat(_at(log_prob, jnp.maximum(beam.greedy, 0)), best)
+    goes_on = (log_prob > -jnp.inf).any(1) & ((finished.count < options.beam) | greedy)
+    return goes_on & can_beat(log_prob.max(1), worst) if options.early_stop else goes_on
 
 
 def _finish(
-    options: SearchOptions, step: Array, beam: _Beam, total: Array, parent: Array, ends: Array
+    options: SearchOptions,
+    step: Array,
+    beam: _Beam,
+    extensions: "_Extensions",
+    total: Array,
+    place: Array,
+    ends: Array,
 ) -> _Finished:
-    """Puts what ends into the free places; [B, 2K] candidates, best first."""
+    """Puts what ends into the free places.
+
+    Args:
+        options: with beam and length penalty.
+        step: the present one.
+        beam: before it.
+        extensions: all of them.
+        total, place, ends: [B, 2K] of the best, the best first: log p, which extension each is, and
+            whether it ends.
+    """
     K, old = options.beam, beam.finished
-    among_best = jnp.arange(total.shape[1])[None, :] < K
-    place = old.count[:, None] + jnp.cumsum(ends & among_best, axis=1, dtype=jnp.int32) - 1
-    takes = ends & among_best & (place < K) & beam.active[:, None]
-    place = jnp.where(takes, place, K)  # K is no place
-    score = penalized(options, total, step + 1)
+    is_greedy = (place == extensions.greedy[:, None]) & (beam.greedy >= 0)[:, None]
+    takes = ends & beam.active[:, None] & (jnp.arange(total.shape[1]) < K)[None] & ~is_greedy
+    taken = old.count - (old.score[:, K] > -jnp.inf).astype(jnp.int32)
+    free = taken[:, None] + jnp.cumsum(takes, axis=1, dtype=jnp.int32) - 1
+    takes &= free < K
+    into = jnp.where(takes, free, K + 1)  # K + 1 is no place
     rows = jnp.arange(total.shape[0])[:, None]
+    greedy_ends = extensions.greedy_ends & beam.active
 
-    def put(places: Array, new: Array) -> Array:
-        return places.at[rows, place].set(jnp.broadcast_to(new, place.shape), mode="drop")
+    def put(places: Array, new: Array, greedy: Array) -> Array:
+        new = jnp.broadcast_to(new, into.shape)
+        places = places.at[rows, into].set(new, mode="drop")
+        return places.at[:, K].set(jnp.where(greedy_ends, greedy, places[:, K]))
 
+    score, greedy_score = (
+        penalized(options, log_prob, step + 1) for log_prob in (total, extensions.greedy_total)
+    )
+    each = extensions.each
     return _Finished(
-        put(old.score, score),
-        put(old.log_prob, total),
-        put(old.step, step),
-        put(old.parent, parent),
-        old.count + takes.sum(1, dtype=jnp.int32),
+        put(old.score, score, greedy_score),
+        put(old.log_prob, total, extensions.greedy_total),
+        put(old.step, step, step),
+        put(old.parent, (place // each).astype(jnp.int32), extensions.greedy // each),
+        old.count + takes.sum(1, dtype=jnp.int32) + greedy_ends.astype(jnp.int32),
     )
 
 

@@ -24,8 +24,8 @@ class SearchOptions:
         max_ratio, max_extra: a translation has at most max_ratio · source length + max_extra
             tokens, <eos> counted; the last of them can only be <eos>.
         early_stop: True: a sentence is done as soon as `n_best` hypotheses are finished and no live
-            one has a better score, as it stands, than the worst of those; False: only when `beam`
-            are finished. It saves steps, and seldom changes what is best.
+            one can get a better score than the worst of those; False: only when `beam` are
+            finished. It saves steps and does not change the best.
         forbid_unknown: never write <unk>.
         dtype: of the matrix products: "float32", "bfloat16", or "auto": bfloat16 where the machine
             is faster with it, which moves a log-probability by about 0.01.
@@ -86,12 +86,33 @@ def by_length(log_prob: Any, length: Any, penalty: float) -> Any:
     return log_prob / ((5.0 + length) / 6.0) ** penalty
 
 
-def candidates(options: SearchOptions, logits: Array, k: int, last: Array) -> tuple[Array, Array]:
-    """For each hypothesis its best tokens: log p [B, K, k] and ids [B, K, k].
+def best_possible(options: SearchOptions, log_prob: Array, length: Array, limit: Array) -> Array:
+    """An upper bound on the score of whatever a live hypothesis can still become.
+
+    A log-probability only falls. What divides it is largest, or smallest, at an end of the range.
 
     Args:
+        options: with the length penalty.
+        log_prob: of the live hypothesis.
+        length: the tokens that it has at least when it ends.
+        limit: the tokens that it may have at most.
+    """
+    shortest, longest = penalized(options, log_prob, length), penalized(options, log_prob, limit)
+    return jnp.maximum(shortest, longest)
+
+
+def candidates(
+    options: SearchOptions, logits: Array, k: int, before: Array, last: Array
+) -> tuple[Array, Array]:
+    """For each hypothesis its best tokens: log p [B, K, k] and ids [B, K, k].
+
+    A translation is not empty: <eos> does not follow <bos>, but where nothing else may be written.
+
+    Args:
+        options: what else may not be written.
         logits: [B, K, V].
         k: how many.
+        before: [B, K], the token before.
         last: [B], where nothing but <eos> may be written.
     """
     never = (PAD, BOS, UNK) if options.forbid_unknown else (PAD, BOS)
@@ -100,7 +121,8 @@ def candidates(options: SearchOptions, logits: Array, k: int, last: Array) -> tu
     values, tokens, log_total = best_of(logits, k)
     tokens, log_total = tokens.astype(jnp.int32), log_total[..., None]
     end = logits[..., EOS : EOS + 1] - log_total
-    crossed = functools.reduce(jnp.logical_or, [tokens == token for token in never])
+    crossed = (tokens == EOS) & (before == BOS)[..., None]
+    crossed = functools.reduce(jnp.logical_or, [tokens == token for token in never], crossed)
     scores = jnp.where(crossed, -jnp.inf, values - log_total)
     first = (jnp.arange(k) == 0).reshape(1, 1, k)
     last = last[:, None, None]

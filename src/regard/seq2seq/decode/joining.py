@@ -8,14 +8,14 @@ import numpy as np
 from regard.seq2seq.alignment import word_weights
 from regard.seq2seq.decode.hypotheses import by_length
 from regard.seq2seq.text.tokenizer import Encoded, Tokenizer
-from regard.seq2seq.translation import Translation
+from regard.seq2seq.text.words import Words
 
 
 @dataclass(frozen=True)
 class Part:
-    """The tokens [start, stop) of the text with some number."""
+    """The tokens [start, stop) of the reading with some number."""
 
-    text: int
+    reading: int
     start: int
     stop: int
 
@@ -37,32 +37,48 @@ class Written:
     log_prob: float
 
 
+@dataclass(frozen=True)
+class Draft:
+    """A translation of one reading of a text.
+
+    Attributes:
+        split: its words.
+        weights: [target words, source words of the reading].
+        score, log_prob: of all its parts together.
+    """
+
+    split: Words
+    weights: np.ndarray
+    score: float
+    log_prob: float
+
+
 def joined(
     source: Encoded,
     found: Sequence[tuple[Part, Sequence[Written]]],
     target: Tokenizer,
     length_penalty: float,
     replace_unknown: bool,
-) -> list[Translation]:
-    """The translations of one text, the best first.
+) -> list[Draft]:
+    """The translations of one reading, the best first.
 
     The k-th is made of the k-th of each part. Its log-probability is the sum of theirs, its score
     what the search would have given to the whole.
 
     Args:
-        source: the text.
+        source: the reading.
         found: its parts in their order, each with what was written for it, the best first.
         target: reads what was written.
         length_penalty: as in `SearchOptions`.
         replace_unknown: as in `Translator.translate`.
     """
-    if not found:
-        return [Translation.empty()]
-    translations = []
-    for k in range(max(len(written) for _, written in found)):
+    drafts = []
+    for k in range(max((len(written) for _, written in found), default=0)):
         chosen = [(part, written[min(k, len(written) - 1)]) for part, written in found]
         read = [_read(source, *one, target, replace_unknown) for one in chosen]
-        words = tuple(word for one in read for word in one.words)
+        words = tuple(word for one in read for word in one.split.words)
+        # A space between two parts; the first word of a text has none before it.
+        glued = [glued for one in read for glued in (False, *one.split.glued[1:])][: len(words)]
         # Most of it is never touched where the parts are many, and takes no memory.
         weights = np.zeros((len(words), len(source.words)))
         row = 0
@@ -75,9 +91,8 @@ def joined(
         if len(chosen) > 1:
             tokens = sum(len(written.tokens) for _, written in chosen)
             score = by_length(log_prob, tokens, length_penalty)
-        text = " ".join(one.text for one in read if one.text)
-        translations.append(Translation(source.words, words, weights, text, score, log_prob))
-    return sorted(translations, key=lambda one: -one.score)
+        drafts.append(Draft(Words(words, (True, *glued[1:])), weights, score, log_prob))
+    return sorted(drafts, key=lambda one: -one.score)
 
 
 def padded(weights: np.ndarray, T: int, S: int) -> np.ndarray:
@@ -97,8 +112,7 @@ def padded(weights: np.ndarray, T: int, S: int) -> np.ndarray:
 class _Read:
     """A part's translation; its weights are those of the source words from `column` on."""
 
-    text: str
-    words: tuple[str, ...]
+    split: Words
     weights: np.ndarray
     column: int
 
@@ -117,4 +131,5 @@ def _read(
         looked = {j: int(weights[j].argmax()) for j in decoded.unknown if weights[j].any()}
         split = split.with_words({j: source.words[column + i] for j, i in looked.items()})
     there = [j for j, word in enumerate(split.words) if word]  # a mark alone is no word
-    return _Read(split.text, tuple(split.words[j] for j in there), weights[there], column)
+    kept = Words(tuple(split.words[j] for j in there), tuple(split.glued[j] for j in there))
+    return _Read(kept, weights[there], column)

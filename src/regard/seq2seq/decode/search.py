@@ -127,7 +127,7 @@ def _greedy(
         step, state, token, active, log_prob, tokens, attention = carry
         state, readout, weights = model.step(begun.memory, state, token)
         logits = output.logits(readout)
-        scores, best = candidates(options, logits, 1, last=step + 1 >= begun.limit)
+        scores, best = candidates(options, logits, 2, token, step + 1 >= begun.limit)
         place = scores[:, 0].argmax(-1, keepdims=True)  # what may not be written is -inf
         token = jnp.take_along_axis(best[:, 0], place, axis=1)  # [B, 1]
         gain = jnp.take_along_axis(scores[:, 0], place, axis=1)[:, 0]

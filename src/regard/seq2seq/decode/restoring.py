@@ -1,0 +1,204 @@
+"""The translation of a reading, put right again: copies in place, capitals, no added full stop."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from regard.seq2seq.decode.joining import Draft
+from regard.seq2seq.decode.readings import Reading, Source
+from regard.seq2seq.decode.spans import Span
+from regard.seq2seq.text.words import Words
+from regard.seq2seq.translation import Translation
+
+# By so much the score of a reading with names replaced has to be better: a name is copied where the
+# model is lost, not where it knows a translation.
+RESCUE = 2.0
+# A text without a mark at its end is rather no question.
+QUESTION = 0.2
+
+
+@dataclass(frozen=True)
+class _Word:
+    """A word of the translation that is being put together.
+
+    Attributes:
+        text, glued: as in `Words`.
+        weights: [S], over the words of the text.
+        source: the word of the text that it looks at most; -1 for none.
+    """
+
+    text: str
+    glued: bool
+    weights: np.ndarray
+    source: int
+
+
+def restored(source: Source, drafts: Sequence[Sequence[Draft]]) -> list[Translation]:
+    """A text's translations by the best of its readings, the best first.
+
+    First comes a reading whose names and numbers are where the model put what stood for them, then
+    one in which no long number is lost, then one that needed no help with numbers; among equals the
+    score decides. A text with no translation
+    but the empty one is copied.
+
+    Args:
+        source: the text and its readings.
+        drafts: for each reading what was written, the best first.
+    """
+    text = source.split
+    if len(source.readings) == 1 and source.readings[0].words == text.words:
+        told = [_as_translation(text, draft.split, draft.weights, draft) for draft in drafts[0]]
+        return [one for one in told if one.text] or [source.copy()]
+    kept = [{*one.copied.values(), *one.cut} for one in source.readings]
+    long = {span for spans in kept for span in spans if span.kind == "number"}
+    found: list[tuple[tuple, list[Translation]]] = []
+    for reading, spans, of_reading in zip(source.readings, kept, drafts, strict=True):
+        told = [_restored(text, reading, draft) for draft in of_reading]
+        if not (told := [(placed, one) for placed, one in told if one.text]):
+            continue
+        placed, first = told[0]
+        numbers = all(_has_number(first.text, text, span) for span in long)
+        helped = not long.isdisjoint(spans)
+        score = (
+            first.score
+            - RESCUE * reading.rescue
+            - QUESTION * (reading.ends and reading.words[-1] in "?？")
+        )
+        merits = (placed, numbers, not helped, score)
+        if not reading.rescue or placed:
+            found.append((merits, [one for _, one in told]))
+    if not found:
+        return [source.copy()]
+    _, best = max(found, key=lambda merits_and_told: merits_and_told[0])
+    distinct = {one.text: one for one in reversed(best)}
+    return sorted(distinct.values(), key=lambda one: -one.score)
+
+
+def _has_number(translation: str, text: Words, span: Span) -> bool:
+    """Whether a long number is in the translation, maybe with other marks between its digits."""
+    digits = re.findall(r"\d+", " ".join(text.words[span.start : span.stop]))
+    return max(digits, key=len) in re.findall(r"\d+", translation)
+
+
+def _restored(text: Words, reading: Reading, draft: Draft) -> tuple[bool, Translation]:
+    """The translation, and whether every copy stands where the model put its stand-in."""
+    split, looks = draft.split, draft.weights
+    lowered = {reading.origin[i] for i in reading.lowered}
+    words = []
+    for j, row in enumerate(_over_text(reading, looks, len(text))):
+        at = reading.origin[int(looks[j].argmax())] if looks[j].any() else -1
+        word = split.words[j]
+        word = word.upper() if reading.capitals or at in lowered else word
+        words.append(_Word(word, split.glued[j], row, at))
+    if reading.ends and len(words) > 1 and not any(map(str.isalnum, words[-1].text)):
+        words.pop()
+    copies: dict[int, Span] = {}
+    cut = list(reading.cut)
+    placed = all(span.kind == "symbol" for span in cut)
+    for i, span in reading.copied.items():
+        free = [j for j in range(len(words)) if j not in copies]
+        same = [j for j in free if split.words[j].lower() == reading.words[i].lower()]
+        placed = placed and bool(same)
+        looking = [j for j in free if looks[j, i] > 0.5 and any(map(str.isalnum, words[j].text))]
+        if candidates := same or looking:
+            copies[max(candidates, key=lambda j: looks[j, i])] = span
+        else:
+            cut.append(span)
+    words = _with_copies(text, words, copies, sorted(cut, key=lambda span: span.start))
+    rows = np.stack([one.weights for one in words]) if words else np.zeros((0, len(text)))
+    whole = Words(tuple(one.text for one in words), tuple(one.glued for one in words))
+    return placed, _as_translation(text, whole, rows, draft)
+
+
+def _as_translation(text: Words, split: Words, weights: np.ndarray, draft: Draft) -> Translation:
+    return Translation(text.words, split.words, weights, split.text, draft.score, draft.log_prob)
+
+
+def _over_text(reading: Reading, looks: np.ndarray, S: int) -> np.ndarray:
+    """Weights over the words of a form [T, form] as weights over those of the text [T, S]."""
+    weights = np.zeros((len(looks), S))
+    for i, at in enumerate(reading.origin):
+        if (span := reading.copied.get(i)) is not None:
+            share = looks[:, i : i + 1] / (span.stop - span.start)
+            weights[:, span.start : span.stop] += share
+        elif at >= 0:
+            weights[:, at] += looks[:, i]
+    return weights
+
+
+def _with_copies(
+    text: Words, words: list[_Word], copies: dict[int, Span], cut: Sequence[Span]
+) -> list[_Word]:
+    """The translation with spans in place of some words, and with others inserted."""
+    inserted: dict[int, list[Span]] = {}
+    for span, place in zip(cut, _places(text, words, cut), strict=True):
+        inserted.setdefault(place, []).append(span)
+    found: list[_Word] = []
+    for j in range(len(words) + 1):
+        word = words[j] if j < len(words) else None
+        for span in inserted.get(j, ()):
+            before = found[-1].source if found else None
+            joins = span.kind == "symbol" or before == span.start - 1
+            glued = not found or (text.glued[span.start] and joins)
+            if word is not None and _opens(text, span):
+                glued, word = word.glued, replace(word, glued=True)
+            elif word is not None and not found:
+                word = replace(word, glued=span.stop < len(text) and text.glued[span.stop])
+            found += _copied(text, span, glued)
+        if j in copies and word is not None:
+            found += _copied(text, copies[j], word.glued)
+        elif word is not None:
+            found.append(word)
+    return found
+
+
+def _copied(text: Words, span: Span, glued: bool) -> list[_Word]:
+    """The words of a span, each aligned with itself."""
+    return [
+        _Word(text.words[i], glued if i == span.start else text.glued[i], row, i)
+        for i, row in zip(
+            range(span.start, span.stop), np.eye(len(text))[span.start : span.stop], strict=True
+        )
+    ]
+
+
+def _opens(text: Words, span: Span) -> bool:
+    """Whether a span belongs to the word behind it, as an opening tag does."""
+    joined_behind = span.stop < len(text) and text.glued[span.stop]
+    return joined_behind and (span.start == 0 or not text.glued[span.start])
+
+
+def _places(text: Words, words: Sequence[_Word], cut: Sequence[Span]) -> list[int]:
+    """Before which word of the translation each span is inserted."""
+    places = [_place(text, words, span) for span in cut]
+    opened: list[int] = []
+    for k, span in enumerate(cut):
+        # Around the translations of all that an element contains.
+        if text.words[span.start] != "<":
+            continue
+        if text.words[span.start + 1] != "/":
+            opened.append(k)
+        elif opened:
+            first = opened.pop()
+            inside = range(cut[first].stop, span.start)
+            within = [j for j, word in enumerate(words) if word.source in inside]
+            if within:
+                places[first], places[k] = min(within), max(within) + 1
+    return places
+
+
+def _place(text: Words, words: Sequence[_Word], span: Span) -> int:
+    """Before which word a span is inserted: behind the translation of the word before it."""
+    if span.stop == len(text):
+        return len(words)
+    if _opens(text, span):
+        places = [j for j, word in enumerate(words) if word.source == span.stop]
+        if places:
+            return min(places)
+    for before in range(span.start - 1, -1, -1):
+        places = [j for j, word in enumerate(words) if word.source == before]
+        if places:
+            return max(places) + 1
+    return 0
