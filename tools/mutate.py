@@ -47,7 +47,7 @@ TARGETS = {
         ],
     ),
     "normalize": (
-        "src/regard/normalize.py",
+        "src/regard/normalize/kernel.py",
         [["tests/test_normalize_by_tiles.py"], ["tests/test_normalize.py"]],
     ),
     "blockwise": (
