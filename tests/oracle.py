@@ -29,7 +29,7 @@ class Dot:
     ranks: ClassVar = {"scale": 0}
 
     def _scale(self, p, q):
-        return p.get("scale", 1.0 / np.sqrt(q.size))
+        return p.get("scale", 1.0 / np.sqrt(max(q.size, 1)))
 
     def scores(self, p, q, k):
         return self._scale(p, q) * (k @ q)
@@ -130,6 +130,7 @@ class Sparsemax:
     """
 
     def weights(self, a):
+        a = a - a.max()  # a constant changes nothing, but 1 is lost beside 1e30
         down = np.sort(a)[::-1]
         count = np.arange(1, a.size + 1)
         support = np.flatnonzero(1 + count * down > np.cumsum(down))[-1] + 1

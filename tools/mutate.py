@@ -33,11 +33,21 @@ ROOT = Path(__file__).resolve().parent.parent
 CONTRACT = "test_equals_the_oracle and blockwise and"
 TARGETS = {
     "mask": (
-        "src/regard/mask.py",
-        [["tests/test_mask_by_definition.py"], ["tests/test_mask.py"]],
+        "src/regard/mask/canonical.py",
+        [
+            ["tests/test_mask_by_definition.py"],
+            ["tests/test_mask_algebra.py", "tests/test_mask.py"],
+        ],
+    ),
+    "allowed": (
+        "src/regard/mask/allowed.py",
+        [
+            ["tests/test_mask_by_definition.py"],
+            ["tests/test_mask_algebra.py", "tests/test_mask.py"],
+        ],
     ),
     "normalize": (
-        "src/regard/normalize.py",
+        "src/regard/normalize/kernel.py",
         [["tests/test_normalize_by_tiles.py"], ["tests/test_normalize.py"]],
     ),
     "blockwise": (

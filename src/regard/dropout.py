@@ -1,6 +1,7 @@
-"""Dropout on the weights by counter: whether a weight is kept depends on (seed, row, key) alone.
+"""Counter-based dropout on the weights: whether one is kept depends on (seed, row, key) alone.
 
-So any tile of the weights can be drawn by itself, in any order, and equals the dense draw.
+Any tile of the weights can therefore be drawn alone, in any order, and equals the same part of the
+dense draw.
 """
 
 from typing import NamedTuple
@@ -13,14 +14,14 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 class Draw(NamedTuple):
-    """A seed, and where heads, queries and keys stand in the whole, for a part of it.
+    """The seed of one part of a call: of some heads, queries and keys, with their global indices.
 
     Attributes:
         words: two uint32 words.
-        heads: int32 [B, N] of the part, batch · N + head in the whole; None: the part has all.
-        queries: int32 [T of the part], each query's index in the whole; None: all of them.
-        first_key: int32, the index of the part's first key in the whole.
-        T: how many queries the whole has.
+        heads: int32 [B, N] of the part, each the global batch · N + head; None: all heads.
+        queries: int32 [T of the part], the global index of each query; None: all queries.
+        first_key: int32, the global index of the part's first key.
+        T: the number of queries of the whole call.
     """
 
     words: Array
@@ -31,7 +32,7 @@ class Draw(NamedTuple):
 
 
 def first_rows(seed: Array | Draw, B: int, N: int, T: int) -> Array:
-    """The row that each head's first query has in the whole, int32 [B, N, 1]."""
+    """The global row, (batch · N + head) · T, of each head's first query: int32 [B, N, 1]."""
     heads = seed.heads if isinstance(seed, Draw) else None
     if heads is None:
         heads = jnp.arange(B * N, dtype=jnp.int32).reshape(B, N)

@@ -1,4 +1,4 @@
-"""Axes by rank: checks what arrives at the front door, once, and names it.
+"""Axes by rank: checks the shapes of a call once, at the front door, and names its sizes.
 
 (T, D) one example, (B, T, D) a batch, (B, T, N, D) a batch with heads. Inside, everything is
 [B, N, T, D] with key heads K dividing N; the legend is B batch, T queries, S keys, N heads,
@@ -28,7 +28,7 @@ class Axes:
     V: int
 
     def empty(self) -> bool:
-        """Nothing to look at, or nobody to look."""
+        """Whether there is no pair of query and key at all."""
         return 0 in (self.B, self.T, self.S, self.N)
 
     def weights_shape(self) -> tuple[int, ...]:
@@ -36,12 +36,12 @@ class Axes:
         return {2: (), 3: (self.B,), 4: (self.B, self.N)}[self.rank] + (self.T, self.S)
 
     def query_shape(self) -> tuple[int, ...]:
-        """As it arrived: (T, Hq), (B, T, Hq) or (B, T, N, Hq)."""
+        """In the caller's layout: (T, Hq), (B, T, Hq) or (B, T, N, Hq)."""
         lead = () if self.rank == 2 else (self.B,)
         return (*lead, self.T, *([self.N] if self.rank == 4 else []), self.query_width)
 
     def key_shape(self) -> tuple[int, ...]:
-        """As it arrived: (S, Hk), (B, S, Hk) or (B, S, K, Hk)."""
+        """In the caller's layout: (S, Hk), (B, S, Hk) or (B, S, K, Hk)."""
         lead = () if self.rank == 2 else (self.B,)
         return (*lead, self.S, *([self.K] if self.rank == 4 else []), self.key_width)
 
@@ -52,7 +52,7 @@ class Axes:
         return array[None, None] if self.rank == 2 else array[:, None]
 
     def callers(self, array: Array) -> Array:
-        """[B, N, T, V] -> the caller's rank."""
+        """[B, N, T, V] -> the caller's layout."""
         if self.rank == 4:
             return array.swapaxes(1, 2)
         return array[0, 0] if self.rank == 2 else array[:, 0]

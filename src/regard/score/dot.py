@@ -23,8 +23,8 @@ from regard.score.contract import (
 class Dot(Score):
     """Scaled dot product: a(q, k) = scale · q.k, with scale = 1/sqrt(D) unless given.
 
-    For q and k of independent unit-variance entries q.k has variance D, so without the scale
-    the softmax saturates as D grows (Vaswani et al. 2017, section 3.2.1).
+    For q and k of independent unit-variance entries q.k has variance D, so that without the
+    scale the softmax saturates as D grows (Vaswani et al. 2017, section 3.2.1).
 
     Lift: exact (tests/score/test_every_score.py).
 

@@ -19,7 +19,7 @@ from regard.score.contract import (
     with_heads,
 )
 
-SAMPLE = 256  # keys, at least, that say where all of them are
+SAMPLE = 256  # the mean of at least so many keys stands for the mean of all
 
 
 @jax.tree_util.register_dataclass
@@ -27,11 +27,12 @@ SAMPLE = 256  # keys, at least, that say where all of them are
 class Gaussian(Score):
     """Gaussian kernel: a(q, k) = -‖q - k‖² / (2 width²), Nadaraya–Watson under softmax.
 
-    Lift: exact up to a per-query constant (tests/score/test_gaussian.py). With c where the visible
-    keys are (some 256 of them, where all are), expanding the square gives
-    (q-c).(k-c)/width² - ‖k-c‖²/2width², plus -‖q-c‖²/2width², which softmax cannot see. Without
-    c, float32 loses everything far from the origin; the norms are float32 always. Rounding is
-    that of squared distances *from c*: about eps·(spread of the points / width)².
+    Lift: exact up to a per-query constant (tests/score/test_gaussian.py). With c the mean of the
+    visible keys (of some 256 where all are visible), expanding the square gives
+    (q-c).(k-c)/width² - ‖k-c‖²/2width², plus -‖q-c‖²/2width², which is constant per query, so that
+    softmax does not change. Without c, float32 would lose all digits far from the origin; the
+    norms are always float32. The rounding error is that of squared distances *from c*: about
+    eps·(spread of the points / width)².
 
     Example:
         >>> import jax.numpy as jnp, regard
@@ -54,20 +55,21 @@ class Gaussian(Score):
 
     def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift:
         wide = accumulation_dtype(query.dtype)
-        # Any center gives the same scores, so no gradient flows through it; and some of the keys
-        # tell where they are as well as all.
+        # Any center gives the same scores, so no gradient flows through it, and a sample of the
+        # keys is as good as all of them.
         some = key if visible is not None else key[..., :: max(1, key.shape[-2] // SAMPLE), :]
         center = jax.lax.stop_gradient(_center(some.astype(wide), visible))  # [..., 1, D]
         inverse_square = self._inverse_square(query)  # [..., 1, 1]
-        # Queries may stay unchanged where the keys can take the factor; float16 is too narrow.
+        # The factor 1/width² goes to the keys, so that the forward pass can read the queries in the
+        # caller's layout. In float16 it goes to the queries, since the keys could overflow.
         by_keys = jnp.finfo(key.dtype).maxexp > 16
         on_query, on_key = (1.0, inverse_square) if by_keys else (inverse_square, 1.0)
         key = ((key.astype(wide) - center) * on_key).astype(key.dtype)
         if visible is not None:
             key = jnp.where(visible[..., None], key, 0)
         centered = query.astype(wide) - repeat_heads(center, query)
-        # The norm of the *rounded* key: the score is then a Gaussian about a key moved by one
-        # rounding, where the norm of the exact key would be no distance at all.
+        # The norm of the *rounded* key: the score is then the exact Gaussian of a key that is off
+        # by one rounding. With the norm of the exact key it would not be a squared distance.
         psi = key.astype(wide)
         half = -0.5 * on_query / on_key
         query_norm = jnp.square(centered).sum(-1)  # [..., T]
@@ -94,10 +96,10 @@ class Gaussian(Score):
 
 
 def _center(key: Array, visible: Array | None) -> Array:
-    """Where the visible keys are: [..., S, D] -> [..., 1, D]; zero where nothing is visible.
+    """The center c of the visible keys: [..., S, D] -> [..., 1, D]; 0 where none is visible.
 
-    Their mean, coordinate by coordinate, where they lie to one side of 0; else 0, and 16-bit keys
-    stay as they are, where a difference would have to be rounded.
+    Per coordinate: their mean where nearly all have one sign; else 0, so that 16-bit keys need
+    not be rounded again.
     """
     seen = jnp.ones(key.shape[:-1], bool) if visible is None else visible
     count = over_shares("sum", seen.sum(-1, keepdims=True))
@@ -110,9 +112,9 @@ def _center(key: Array, visible: Array | None) -> Array:
 def _weighted_sums(share: Array, sides: tuple[Array, ...]) -> tuple[Array, ...]:
     """[..., S] and each [..., S, D] -> each [..., 1, D].
 
-    Computed once: a plain sum is fused into each of its two uses, summed there in two orders, and
-    queries and keys are centered on two points, 1.6e-5 off in the weights at offset 1000. On a CPU
-    as a matrix product, which uses all cores; elsewhere as a sum behind a barrier.
+    Computed once: XLA would fuse a plain sum into each of its two uses and add it up in two orders,
+    and queries and keys would have two different centers (weights off by 1.6e-5 at offset 1000). On
+    a CPU this is a matrix product, which uses all cores; elsewhere a sum behind a barrier.
     """
     if current_platform(share) == "cpu":
         product = functools.partial(jnp.einsum, "...s,...sd->...d", precision="highest")

@@ -1,8 +1,8 @@
 """The additive score without a tanh per pair: tanh(x + y) = 1 - 2 / (1 + e^2x e^2y), exactly.
 
-The exponentials are one per token; what is left per pair and hidden unit is a product and
-a division, on a CPU a third of the price of tanh. Blockwise pooling scores its tiles with it
-where there is no matrix unit to make the lift worth while.
+The exponentials are computed once per token; per pair and hidden unit there remain a product and a
+division, which on a CPU take a third of the time of tanh. Blockwise pooling scores its tiles this
+way on devices without a matrix unit, where the lift would not pay.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from jaxtyping import Float
 from regard.placement import vary_as
 from regard.score.contract import Score, matmul_precision, with_heads
 
-# Past this, e^2x e^2y of float32 would leave its range, or its inverse would.
+# For larger arguments e^2x e^2y, or its inverse, would leave the range of float32.
 REACH = 20.0
 
-# An [..., T, S, h] array of at most so many numbers is made whole, and meets w in a matrix product;
-# a larger one is summed while it is made, and never stored.
+# An [..., T, S, h] array of at most so many numbers is stored and multiplied with w as a matrix
+# product; a larger one is reduced while it is computed, and never stored.
 _CACHED = 1 << 23
 
 
@@ -72,9 +72,9 @@ def weigh(values: Float[Array, "... T S h"], vector: Array) -> Float[Array, "...
 def back_by_rows(row, x: Array, y: Array, d_scores: Array) -> tuple[Array, Array, Array]:
     """The sums of an additive score's backward pass, one query at a time.
 
-    `row(x)` gives slope and value of every key, [..., S, h] each: they stay in cache and serve all
-    three sums. Left to autodiff, a CPU sums along the middle axes of a stored [T, S, h] array,
-    seven times slower.
+    `row(x)` gives slope and value of every key, [..., S, h] each: they stay in cache and are used
+    by all three sums. Autodiff would instead reduce a stored [T, S, h] array along its middle axes,
+    which takes a CPU seven times as long.
 
     Returns:
         sum_s ds slope, [..., T, h]; sum_t ds slope, [..., S, h]; sum_ts ds value, [..., h].

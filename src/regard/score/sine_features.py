@@ -1,6 +1,6 @@
 """Features of the additive lift: sines and cosines of odd multiples of one angle, cheaply.
 
-What the series is comes from sine_series.py; when it may be used is decided in additive.py.
+sine_series.py fits the series; additive.py decides when it may be used.
 """
 
 import functools
@@ -21,7 +21,7 @@ class SineExpansion:
     """phi(x) = [c_r w sin ω_r x, c_r w cos ω_r x], psi(y) = [cos ω_r y, sin ω_r y].
 
     Attributes:
-        frequency: [..., K, 1, h], π/2P of the series each hidden unit took.
+        frequency: [..., K, 1, h], π/2P of the series that each hidden unit uses.
         amplitude: [..., N, R, h], its coefficients times w.
     """
 
@@ -43,8 +43,8 @@ class SineExpansion:
 def sines(angle: Float[Array, "... h"], terms: int) -> tuple[Array, Array]:
     """sin and cos of (2r-1)·angle for r = 1..R, each [..., R, h], from one sine and one cosine.
 
-    (2r-1) = (2a+1) + 2Ab: a few small multiples by angle addition, then every pair of them at
-    once, so that each feature costs three flops and at most a handful of roundings.
+    (2r-1) = (2a+1) + 2Ab: a few small multiples by angle addition, then all pairs (a, b) of them in
+    one step, so that each feature takes three operations and at most a handful of roundings.
     """
     block = max(1, 1 << (max(terms - 1, 1).bit_length() // 2))  # A, about sqrt(R)
     steps = -(-terms // block)

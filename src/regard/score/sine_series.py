@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# How much a derivative error counts against a value error of the same size while fitting.
-# 0.1 takes about a third off the derivative's error and costs the value almost nothing.
+# The weight of a derivative error relative to a value error of the same size while fitting.
+# 0.1 reduces the derivative's error by about a third and hardly changes the value's.
 _DERIVATIVE_WEIGHT = 0.1
 
-# Sums x + y of which the largest is L have a standard deviation of about L/5: of thousands of unit
-# normals on each side the largest is near 4, and the sum's deviation is √2.
+# Sums x + y of which the largest is L have a standard deviation of about L/5: the largest of
+# thousands of unit normals is near 4 on each side, and the standard deviation of the sum is √2.
 _DEVIATION = 0.2
 
 
@@ -23,8 +23,8 @@ class SineSeries:
     """One fitted series, with the errors measured on a dense grid of [0, limit].
 
     Attributes:
-        limit: L, the largest abs(z) the errors speak for.
-        half_period: P, where every term has a crest or trough; the frequencies are (2r-1) pi / 2P.
+        limit: L; the errors hold for abs(z) <= L.
+        half_period: P, where every term has an extremum; the frequencies are (2r-1) pi / 2P.
         coefficients: c_1 ... c_R.
         value_error: max abs(tanh(z) - series(z)).
         derivative_error: max abs(sech(z)^2 - series'(z)).
@@ -52,10 +52,10 @@ class SineSeries:
 def fit(terms: int, limit: float) -> SineSeries:
     """Fit `terms` sines to tanh on [-limit, limit], nearly minimax in value and derivative.
 
-    Every term is symmetric about z = P, so the series returns beyond P to the values it had
-    before. tanh has saturated there, so it may: with P *inside* the range (about 0.65 L for
-    a tolerance of 2^-8) the same number of terms spans a much shorter period. That is worth
-    three of ten terms over the textbook choice P > L.
+    Every term is symmetric about z = P, so past P the series takes the same values in reverse.
+    tanh is nearly constant there, so that this does no harm: with P *inside* the range (about
+    0.65 L for a tolerance of 2^-8) the same number of terms spans a much shorter period, which
+    saves three of ten terms over the textbook choice P > L.
 
     Example:
         >>> series = fit(7, 9.0)
@@ -65,11 +65,11 @@ def fit(terms: int, limit: float) -> SineSeries:
         True
     """
     ratios = np.linspace(0.5, 1.3, 17) if limit > 3 else np.linspace(1.0, 3.4, 13)
-    errors = [_weighted_fit(terms, limit, limit * ratio, rounds=3)[1] for ratio in ratios]
+    errors = [_weighted_fit(terms, limit, limit * ratio, iterations=3)[1] for ratio in ratios]
     best = int(np.argmin(errors))
     step = ratios[1] - ratios[0]
     fine = ratios[best] + step * np.linspace(-0.8, 0.8, 9)
-    candidates = [_weighted_fit(terms, limit, limit * ratio, rounds=16) for ratio in fine]
+    candidates = [_weighted_fit(terms, limit, limit * ratio, iterations=16) for ratio in fine]
     pick = int(np.argmin([error for _, error in candidates]))
     coefficients, half_period = candidates[pick][0], limit * float(fine[pick])
 
@@ -105,10 +105,10 @@ def terms_for(tolerance: float, limit: float) -> int:
 def series_table(terms: int, tolerance: float, limit: float) -> tuple[SineSeries, ...]:
     """Series of `terms` terms for a geometric grid of ranges, the last as wide as `terms` can do.
 
-    A hidden unit takes the first series whose limit covers its own range: narrower data, a
-    smaller error. The last limit is the widest at which `terms` sines still meet `tolerance`
-    (at least `limit`, which is where `terms_for` picked them). The narrower ones could do better
-    than `tolerance` everywhere; they do better still where most sums are.
+    A hidden unit uses the first series whose limit covers its own range, so that narrower data
+    have a smaller error. The last limit is the widest at which `terms` sines still meet
+    `tolerance` (at least `limit`, for which `terms_for` chose their number). The narrower series
+    could be better than `tolerance` everywhere; instead they are best where most sums lie.
     """
     step = 2.0 ** (1 / 32)
     widest = limit
@@ -117,21 +117,23 @@ def series_table(terms: int, tolerance: float, limit: float) -> tuple[SineSeries
     narrower = [fit(terms, widest * 2.0 ** (-j / 8)) for j in range(8, 0, -1)]
     last = fit(terms, widest)
     slope = last.derivative_error
-    return (*(_for_the_middle(series, tolerance, slope) for series in narrower), last)
+    return (*(_fit_by_density(series, tolerance, slope) for series in narrower), last)
 
 
-def _for_the_middle(series: SineSeries, value: float, slope: float) -> SineSeries:
-    """As many terms up to the same limit, closest to tanh where most sums are, and nowhere past
-    these errors: least squares by the sums' density, plus as little of a floor as that takes.
+def _fit_by_density(series: SineSeries, value: float, slope: float) -> SineSeries:
+    """The same number of terms up to the same limit, with the least error where most sums lie.
+
+    Least squares weighted by the density of the sums plus a constant, the smallest for which no
+    error exceeds `value` and `slope`.
     """
     limit, terms = series.limit, len(series.coefficients)
     z = _points(terms, limit)
     density = _density(z, limit)
     spacing = np.sqrt(1.0 - (z / limit) ** 2)  # the points are denser towards the end
-    best, best_error = series, _usual_error(series)
+    best, best_error = series, _rms_error(series)
     for ratio in series.half_period / limit + np.linspace(-0.04, 0.04, 5):
         problem = _problem(terms, limit, limit * ratio)
-        low, high = 0, 36  # floors of 10^-8 to 10, by quarters of a power
+        low, high = 0, 36  # constants of 10^-8 to 10, in steps of 10^(1/4)
         while low < high:
             middle = (low + high) // 2
             weight = np.tile((density + 10.0 ** (middle / 4 - 8)) * spacing, 2)
@@ -140,13 +142,13 @@ def _for_the_middle(series: SineSeries, value: float, slope: float) -> SineSerie
                 low = middle + 1
                 continue
             high = middle
-            error = _usual_error(candidate)
+            error = _rms_error(candidate)
             if error < best_error:
                 best, best_error = candidate, error
     return best
 
 
-def _usual_error(series: SineSeries) -> float:
+def _rms_error(series: SineSeries) -> float:
     """Root mean square of the error over the sums' density."""
     z = np.linspace(0.0, series.limit, 401)
     density = _density(z, series.limit)
@@ -170,13 +172,13 @@ def _frequencies(terms: int, half_period: float) -> np.ndarray:
 
 
 def _weighted_fit(
-    terms: int, limit: float, half_period: float, rounds: int
+    terms: int, limit: float, half_period: float, iterations: int
 ) -> tuple[np.ndarray, float]:
     """Lawson's iteration: least squares, reweighted towards where the error is largest."""
     basis, target = _problem(terms, limit, half_period)
     weight = np.ones_like(target)
     best, best_error = np.zeros(terms), np.inf
-    for _ in range(rounds):
+    for _ in range(iterations):
         solution = _solve(basis, target, weight)
         miss = np.abs(basis @ solution - target)
         if miss.max() < best_error:
@@ -187,13 +189,13 @@ def _weighted_fit(
 
 
 def _points(terms: int, limit: float) -> np.ndarray:
-    """Where a series is fitted, denser towards the end."""
+    """The points at which a series is fitted, denser towards the limit."""
     count = 6 * terms + 24
     return limit * np.sin(np.pi * (np.arange(count) + 0.5) / (2 * count))
 
 
 def _problem(terms: int, limit: float, half_period: float) -> tuple[np.ndarray, np.ndarray]:
-    """What the coefficients are multiplied by, and what should come out: values, then slopes."""
+    """The basis and the target of the least-squares fit: values first, then derivatives."""
     z, w = _points(terms, limit), _frequencies(terms, half_period)
     angle = np.outer(z, w)
     basis = np.concatenate([np.sin(angle), _DERIVATIVE_WEIGHT * np.cos(angle) * w])
