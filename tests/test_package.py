@@ -27,7 +27,7 @@ LAYERS = (
     {"score", "mask", "normalize", "dropout", "shapes", "placement", "atomic_file"},
     {"pool"},
     {"front_door"},
-    {"attend", "summary"},
+    {"attend", "summary", "cache"},
     {"regard"},
     {"modules", "nnx", "linen", "interop"},
     {"seq2seq"},

@@ -9,7 +9,7 @@ import regard
 import regard.linen
 import regard.nnx
 from modules.front_ends import Module, assert_close, build
-from regard.modules.cache import KVCache
+from regard.cache import KVCache
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 

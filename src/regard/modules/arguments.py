@@ -13,8 +13,8 @@ from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
 import jax.numpy as jnp
 from jax import Array
 
+from regard.cache import KVCache
 from regard.mask import Mask
-from regard.modules.cache import KVCache
 from regard.modules.parameters import (
     Fixed,
     Initializer,

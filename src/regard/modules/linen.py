@@ -20,9 +20,9 @@ except ModuleNotFoundError as _error:
         'Install it with: pip install "regard[flax]"'
     ) from _error
 
+from regard.cache import KVCache
 from regard.modules import arguments as shared
 from regard.modules.arguments import MultiHeadCall, PoolingCall, documented, refuse_flax_only
-from regard.modules.cache import KVCache
 from regard.modules.loading import fit
 from regard.modules.multi_head import MultiHead
 from regard.modules.parameters import (

@@ -14,8 +14,8 @@ import numpy as np
 from jax import Array
 
 from regard.attend import attend
+from regard.cache import KVCache, is_real
 from regard.mask import Mask, resolve
-from regard.modules.cache import KVCache, is_real
 from regard.modules.parameters import Initializer, Learned, Parameter, Tree, matmul_precision_of
 from regard.score.contract import promote
 from regard.shapes import Axes

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 import jax.numpy as jnp
 from jax import Array
 
+from regard.cache import KVCache
 from regard.modules import arguments as shared
 from regard.modules.arguments import (
     MultiHeadCall,
@@ -20,7 +21,6 @@ from regard.modules.arguments import (
     refuse_flax_only,
     takes,
 )
-from regard.modules.cache import KVCache
 from regard.modules.nnx_base import Attention, Group, load, nnx, param
 from regard.modules.parameters import LOGICAL_AXES, Pool
 from regard.modules.score_plan import plan

@@ -34,7 +34,7 @@ class KVCache:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from regard.modules.cache import KVCache
+        >>> from regard.cache import KVCache
         >>> cache = KVCache.empty(2, 5, key_heads=1, key_width=4, value_width=3)
         >>> ones = jnp.ones((2, 3, 1, 4))
         >>> cache = cache.append(ones, ones[..., :3], lens=jnp.array([3, 1]))
