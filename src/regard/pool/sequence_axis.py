@@ -93,7 +93,9 @@ class SequenceAxis:
         whole = self.whole(axes)
         allowed = resolve(Mask(lens=lens, bands=mask.bands), None, whole)
         facts = cast(MaskFacts, allowed.facts)
-        facts = facts._replace(segments=bool(mask.segment_ids), boolean=bool(mask.arrays))
+        # What is no range is refused by the ring, whose request has these facts.
+        boolean = bool(mask.arrays or mask.excluded)
+        facts = facts._replace(segments=bool(mask.segment_ids), boolean=boolean)
 
         def own(array: Array | None, size: int) -> Array | None:
             if array is None or array.shape[2] == 1 != size * self.size:
