@@ -41,6 +41,7 @@ def keep(page, name: str, **options) -> None:
 def step_to(page, step: int) -> None:
     page.wait_for_selector("#translate-view ol.queries button", timeout=60_000)
     page.fill("#step", str(step))
+    page.evaluate("document.activeElement.blur()")
 
 
 def playground_pictures(address: str, browser) -> None:

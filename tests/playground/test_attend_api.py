@@ -1,4 +1,4 @@
-"""The page's plane: what the API answers is what the library says of the arrays as they are."""
+"""The page's plane: the API's answers equal the library's for the arrays without padding."""
 
 import base64
 import dataclasses
@@ -59,7 +59,7 @@ REGIMES_BY_DEFINITION = {
 
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("score", SCORES)
-def test_it_is_what_attention_is(rng, score, regime):
+def test_answers_equal_the_definition(rng, score, regime):
     cases = ({"valid_len": 3}, {"causal": True, "temperature": 0.5}, {"width": 0.7, "D": 1})
     for settings in cases * 3:
         request = asked(rng, score=score, regime=regime, **settings)
@@ -80,7 +80,7 @@ def test_it_is_what_attention_is(rng, score, regime):
 
 
 @pytest.mark.parametrize("regime", REGIMES)
-def test_it_is_what_attend_says_without_padding(rng, regime):
+def test_answers_equal_attend_without_padding(rng, regime):
     request = asked(rng, T=8, S=8, score="gaussian", regime=regime, valid_len=6)
     answer = attend_api.answer(request)
     out = regard.attend(
@@ -94,7 +94,7 @@ def test_it_is_what_attend_says_without_padding(rng, regime):
     np.testing.assert_allclose(answer["output"], out, rtol=1e-4, atol=1e-5)
 
 
-def test_the_scale_is_seen(rng):
+def test_scaled_divides_by_the_root_of_the_width(rng):
     request = asked(rng, T=1, S=8, D=256)
     bare = dataclasses.replace(request, scaled=False)
     scaled, plain = (np.array(attend_api.answer(one)["scores"]) for one in (request, bare))
@@ -159,7 +159,7 @@ def test_the_map_shows_no_winner_where_all_are_equal(rng):
     assert set(base64.b64decode(none["winner"])) == {255}
 
 
-def test_extremes_stay_json():
+def test_extreme_inputs_give_valid_json():
     for score, far in itertools.product(SCORES, (1e6, -1e6)):
         body = {"query": [[far, far]], "key": [[far, -far], [far, far]], "score": score}
         request = read_attend({**body, "temperature": 1e-3, "width": 1e-3}, Limits())

@@ -158,7 +158,7 @@ FIELDS += ("width", "scaled", "valid_len", "causal", "weights", "next_words", "o
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING, max_size=5))
-def test_whatever_comes_is_read_or_refused(asked):
+def test_any_json_is_read_or_refused(asked):
     body = parse(json.dumps(asked).encode())
     for read, given_body in ((read_translate, body), (read_attend, {**PLANE, **body})):
         refused = None

@@ -1,4 +1,4 @@
-"""`regard serve`: what it says, what it refuses, and how it ends."""
+"""`regard serve`: its messages, refusals, time limits and shutdown."""
 
 import contextlib
 import json
@@ -142,7 +142,7 @@ def test_addresses_can_be_clicked(host, address):
     assert serve._address(host, 8) == address
 
 
-def test_uvicorn_answers_what_is_in_flight_before_it_ends():
+def test_uvicorn_answers_accepted_requests_before_it_ends():
     door, answers = threading.Event(), []
     model = Reverser(open_door=door)
     with served(Playground(model).app(), timeout_graceful_shutdown=10) as address:
@@ -204,7 +204,7 @@ def test_a_connection_that_stalls_is_closed(sent, answered):
     assert bool(answer) == bool(answered)
 
 
-def test_two_hundred_idle_connections_keep_nobody_out():
+def test_two_hundred_idle_connections_do_not_block_others():
     limits = Limits(upload=0.5, connections=150)
     app = Playground(Reverser(), limits).app()
     with served(app, http=timed_protocol(limits)) as address, contextlib.ExitStack() as stack:

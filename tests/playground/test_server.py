@@ -63,7 +63,7 @@ def raw(content):
     return ("POST", "/api/translate", {"content": content, "headers": headers})
 
 
-def test_a_translation_has_all_that_was_promised():
+def test_a_translation_has_all_documented_fields():
     body = {"text": ["a b c", ""], "beam": 3, "n_best": 2}
     answer, more = asked(
         post("/api/translate", body),
@@ -178,7 +178,7 @@ def test_a_page_may_link_to_the_playground():
     assert answer.status_code == 200
 
 
-def test_a_client_that_leaves_is_not_worked_for():
+def test_work_for_a_client_that_leaves_is_dropped():
     """By ASGI's own messages: the body, then a disconnect while the model is busy."""
     door, model = threading.Event(), None
     model = Reverser(open_door=door)
@@ -263,7 +263,7 @@ def test_a_body_without_a_length_is_measured():
     assert "at most" in answer.json()["error"]
 
 
-def test_a_full_queue_and_a_slow_model_are_told():
+def test_a_request_is_refused_where_the_queue_is_full_or_the_model_slow():
     door = threading.Event()
     model = Reverser(open_door=door)
     limits = Limits(queue=1, seconds=0.3)
@@ -285,12 +285,12 @@ def test_a_full_queue_and_a_slow_model_are_told():
     assert "within 0.3 seconds" in late.json()["error"]
 
 
-def test_too_many_attends_are_told():
+def test_too_many_attends_are_refused():
     (answer,) = asked(post("/api/attend", PLANE), limits=Limits(attends=0))
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
 
 
-def test_before_it_is_warm_it_says_so():
+def test_translations_are_refused_until_the_model_is_compiled():
     door = threading.Event()
 
     async def run():
@@ -311,7 +311,7 @@ def test_before_it_is_warm_it_says_so():
     assert plane.status_code == late.status_code == 200
 
 
-def test_a_failed_warming_is_logged_and_survived(caplog):
+def test_the_server_works_after_a_failed_warming(caplog):
     def broken():
         raise RuntimeError("no memory")
 
@@ -320,7 +320,7 @@ def test_a_failed_warming_is_logged_and_survived(caplog):
     assert "warming failed" in caplog.text
 
 
-def test_programs_compiled_at_leisure_are_taken_when_all_are_there():
+def test_optimized_programs_are_used_once_all_are_compiled():
     door, model = threading.Event(), Reverser()
 
     async def run():
@@ -338,7 +338,7 @@ def test_programs_compiled_at_leisure_are_taken_when_all_are_there():
     assert model.hurries == [None, False]
 
 
-def test_programs_that_could_not_be_compiled_are_not_taken(caplog):
+def test_optimized_programs_are_not_used_where_one_failed_to_compile(caplog):
     model = Reverser()
 
     def broken():
@@ -355,7 +355,7 @@ def test_programs_that_could_not_be_compiled_are_not_taken(caplog):
     assert "warming failed" in caplog.text
 
 
-def test_to_stop_it_need_not_get_warm():
+def test_stopping_does_not_wait_for_all_warming_steps():
     ran = []
     door = threading.Event()
 
@@ -385,7 +385,7 @@ def test_without_a_model_the_rest_works():
     assert plane.status_code == 200
 
 
-def test_the_end_answers_what_is_in_flight():
+def test_shutting_down_answers_accepted_requests():
     door = threading.Event()
     model = Reverser(open_door=door)
 
@@ -419,7 +419,7 @@ def test_security_headers_are_on_every_answer():
     assert "frame-ancestors 'none'" in policy
 
 
-def test_the_page_has_no_inline_script_or_style_and_asks_nobody_else():
+def test_the_page_has_no_inline_script_or_style_and_no_external_resource():
     answers = asked(*(("GET", path, {}) for path in STATIC))
     files = dict(zip(STATIC, answers, strict=True))
     assert all(answer.status_code == 200 for answer in answers)

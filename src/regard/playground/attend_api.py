@@ -28,7 +28,7 @@ MAP, EDGE, TIE = 32, 5.0, 255  # places in a row of the map; it reaches from -ED
 def answer(request: AttendRequest) -> dict[str, Any]:
     """The JSON of /api/attend: scores [T, S], weights [T, S], output [T, V], and a hull."""
     scores, weights, output = attended(request)
-    answered = {
+    answered: dict[str, Any] = {
         "scores": _rows(scores),
         "weights": _rows(weights),
         "output": _rows(output),
@@ -140,7 +140,8 @@ def _score(name: str, kernels: tuple[Array, ...]) -> Score:
     if name == "bilinear":
         return regard.Bilinear(*kernels)
     if name == "additive":
-        return regard.Additive(*kernels)
+        query_kernel, key_kernel, vector = kernels
+        return regard.Additive(query_kernel, key_kernel, vector)
     return regard.Gaussian(1.0) if name == "gaussian" else regard.Dot(1.0)
 
 
@@ -164,7 +165,8 @@ def _inputs(
         kernel = rng.standard_normal((width, width)) / width
         return query * cold, key, (_padded(kernel, padded, padded),)
     kernels = (_padded(one, padded, HIDDEN) for one in rng.standard_normal((2, width, HIDDEN)))
-    return query, key, (*kernels, np.float32(rng.standard_normal(HIDDEN) * cold))
+    vector = rng.standard_normal(HIDDEN) * cold
+    return query, key, (*kernels, vector.astype(np.float32))
 
 
 def warm_up() -> list[Callable[[], None]]:

@@ -140,7 +140,9 @@ function drawMachine(one, now, word, known) {
   drawShares(byId("next"), next.map(([text, share]) => [text || "(end)", share]));
 }
 
+// A list of words with bars; the line in front of it is hidden where there are none.
 function drawShares(list, shares) {
+  list.previousElementSibling.hidden = shares.length === 0;
   list.replaceChildren(...shares.map(([text, share]) => {
     const bar = make("i", { "aria-hidden": "true" });
     bar.style.setProperty("--share", `${100 * Math.min(share, 1)}%`);
