@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core doctest lint format bench images docs package audit clean
+.PHONY: help demo test test-all test-core doctest lint format bench images docs package audit clean
 .DELETE_ON_ERROR:
 
 help: ## say what there is to make
@@ -29,17 +29,21 @@ demo: $(VENV)/.installed-translate,show ## translate, then train a model from sc
 # tests of a file is then rarely made by both.
 RUN := $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
-test: $(VENV)/.installed-dev ## every test and every docstring example
+test: $(VENV)/.installed-dev ## what a change could break, and every docstring example (8 minutes)
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
 	  command -v google-chrome >/dev/null || \
 	  echo "no Chromium here: the browser tests are skipped (Debian: apt install chromium)"
-	@$(RUN) $(PYTEST) tests
+	@$(RUN) -m 'not slow' $(PYTEST) tests
+	@$(MAKE) --no-print-directory doctest
+
+test-all: $(VENV)/.installed-dev ## every case of every test, with nightly counts (an hour)
+	@HYPOTHESIS_PROFILE=nightly $(RUN) $(PYTEST) tests
 	@$(MAKE) --no-print-directory doctest
 
 NOT_CORE := bench cli modules peers d2l playground show seq2seq test_docs.py test_examples.py
 
 test-core: $(VENV)/.installed-dev ## the core alone: without modules, benchmark and other libraries
-	@$(RUN) $(NOT_CORE:%=--ignore=tests/%) $(PYTEST) tests
+	@$(RUN) -m 'not slow' $(NOT_CORE:%=--ignore=tests/%) $(PYTEST) tests
 	@$(MAKE) --no-print-directory doctest
 
 # A run of its own, without tests/conftest.py: the examples must hold for a reader, whose JAX

@@ -4,6 +4,7 @@ The docstring examples do not run under this file (see `make doctest`): they mus
 reader's session, with JAX's own defaults.
 """
 
+import collections
 import os
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before anything imports Keras
@@ -33,12 +34,23 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 ON_GPU = jax.default_backend() == "gpu"
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items):
-    """Without a GPU, skip the tests that are marked `gpu`, and say why."""
-    if not ON_GPU:
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+    """Without a GPU, skip the tests that are marked `gpu`, and say why. Of a parametrized test in a
+    module that is marked `sampled`, mark all but a few cases, evenly spaced, as slow.
+    """
+    tests = collections.defaultdict(list)
+    for item in items:
+        if not ON_GPU and "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        elif "sampled" in item.keywords and hasattr(item, "callspec") and item.cls is None:
+            tests[item.path, item.originalname].append(item)  # classes: see cases.tiered
+    for cases in tests.values():
+        most = cases[0].get_closest_marker("sampled").args[0]
+        kept = {round(i * (len(cases) - 1) / max(most - 1, 1)) for i in range(most)}
+        for i, item in enumerate(cases):
+            if i not in kept:
+                item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,7 +12,7 @@ import regard
 from cases import BACKENDS, REGIMES, Case
 from problem import as_arguments, assert_close, draw
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
 
 B, T, N, S = 2, 19, 2, 37
 RATE = 0.25

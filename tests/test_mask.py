@@ -18,6 +18,8 @@ from regard import Mask
 from regard.mask import resolve
 from regard.shapes import Axes
 
+pytestmark = pytest.mark.sampled(3)
+
 B, N, T, S = 2, 3, 5, 7
 
 

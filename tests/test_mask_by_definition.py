@@ -17,6 +17,8 @@ from problem import as_arguments
 from regard.mask import Band, MaskFacts, resolve
 from regard.shapes import Axes
 
+pytestmark = pytest.mark.sampled(3)
+
 SHAPES = {
     "more keys": (2, 2, 4, 7),
     "more queries": (2, 2, 7, 4),

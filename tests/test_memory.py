@@ -8,6 +8,8 @@ import pytest
 
 import regard
 
+pytestmark = pytest.mark.sampled(2)
+
 GIB = 2**30
 
 

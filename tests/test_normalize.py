@@ -12,6 +12,8 @@ import regard
 from cases import BACKENDS, DTYPES, REGIMES
 from problem import assert_close
 
+pytestmark = pytest.mark.sampled(3)
+
 T, S = 6, 9
 
 

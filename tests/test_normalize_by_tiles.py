@@ -13,6 +13,8 @@ import regard
 from cases import REGIMES
 from regard.normalize import Normalizer
 
+pytestmark = pytest.mark.sampled(3)
+
 Z, T, S, V = 2, 3, 11, 2
 TILES = (slice(0, 4), slice(4, 5), slice(5, 11))
 KEYS = np.arange(S, dtype=np.int32)

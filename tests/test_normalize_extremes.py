@@ -15,6 +15,8 @@ import oracle
 import regard
 from cases import BACKENDS, REGIMES
 
+pytestmark = pytest.mark.sampled(3)
+
 LARGEST = float(np.finfo(np.float32).max)
 
 

@@ -11,7 +11,7 @@ import regard.nnx
 from modules.front_ends import Module, assert_close, build
 from regard.cache import KVCache
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
 
 LENGTH = 10
 SCORES = {

@@ -11,7 +11,7 @@ import regard.linen
 import regard.nnx
 from modules.front_ends import MIXED, MODULES, WIDE, Module, assert_close, build
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
 
 HEADS = {name: module for name, module in MODULES.items() if module.name == "MultiHeadAttention"}
 

@@ -6,6 +6,10 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
+pytestmark = pytest.mark.sampled(1)
+
 MESH = """
     import jax, jax.numpy as jnp, numpy as np
     from flax import linen as nn, nnx

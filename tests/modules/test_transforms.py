@@ -14,7 +14,7 @@ import regard.linen
 import regard.nnx
 from modules.front_ends import MODULES, Module, assert_close, build
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 MIXED = MODULES["mixed grouped heads"]
 SQUARE = dict(num_heads=2, query_features=6, score=("dot", "additive"))

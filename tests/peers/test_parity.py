@@ -18,6 +18,7 @@ import regard.linen
 from peers.libraries import FEATURES, PEERS, B, S, T
 
 pytestmark = [
+    pytest.mark.sampled(2),
     pytest.mark.peers,
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore"),  # what other libraries warn of is not ours to fix

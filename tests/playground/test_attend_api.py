@@ -14,6 +14,8 @@ import regard
 from regard.playground import attend_api
 from regard.playground.requests import REGIMES, SCORES, Limits, read_attend
 
+pytestmark = pytest.mark.sampled(4)
+
 
 @pytest.fixture
 def rng():

@@ -22,6 +22,8 @@ from contract import (
 )
 from problem import as_arguments, assert_close, draw
 
+pytestmark = pytest.mark.sampled(3)
+
 WORST = "causal window and lengths per query"
 
 DISTINCT = [regime for regime in REGIMES if regime not in ("compact kernel", "hard")]

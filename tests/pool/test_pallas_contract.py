@@ -38,6 +38,7 @@ from regard.score.contract import Lift, inner_products
 
 # JAX 0.11 says so of every kernel that it lowers through Triton.
 pytestmark = [
+    pytest.mark.sampled(2),
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
 ]

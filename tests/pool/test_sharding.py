@@ -4,6 +4,8 @@ import pytest
 
 from eight_devices import lines_of
 
+pytestmark = pytest.mark.sampled(1)
+
 RUNS = [
     "dot, lengths / reference",
     "dot, lengths per query, dropout / blockwise",

@@ -19,7 +19,7 @@ from problem import draw
 from regard.pool.choose import REGISTRY, Rule
 from score.toy_score import OracleScaled, Scaled
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(4)]
 
 # What a file of one's own adds to the tables: a line for a score and a line for a backend.
 SCORE = cases.ScoreRow(Scaled, OracleScaled, (6, 6), lambda normal, N: {"gain": normal(6)})

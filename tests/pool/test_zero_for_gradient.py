@@ -21,6 +21,8 @@ from regard.placement import Device
 from regard.pool import cudnn
 from regard.pool.pallas import MOSAIC_SINCE
 
+pytestmark = pytest.mark.sampled(2)
+
 B, T, S, N, K, D = 2, 256, 512, 4, 2, 64
 QUERY, KEY, LENS = (B, N, T, D), (B, K, S, D), jnp.array([300, 0], jnp.int32)
 TRIANGULAR = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))  # the first sees nothing

@@ -15,6 +15,8 @@ from problem import assert_close, rounded
 from regard.pool.layout import tiling
 from regard.score.additive import lift_anywhere
 
+pytestmark = pytest.mark.sampled(2)
+
 
 @pytest.fixture
 def as_run():

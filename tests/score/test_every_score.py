@@ -21,6 +21,8 @@ from contract import (
 )
 from problem import as_arguments, assert_close, draw, error, rounded
 
+pytestmark = pytest.mark.sampled(3)
+
 WORST = "causal window and lengths per query"
 RANK_3, RANK_2 = {"N": None, "K": None}, {"B": None, "N": None, "K": None}
 

@@ -13,6 +13,8 @@ from problem import assert_close
 from regard.pool.layout import tiling
 from regard.score.logistic_form import REACH, LogisticForm
 
+pytestmark = pytest.mark.sampled(2)
+
 B, T, S, N, WIDTH, H, V = 2, 19, 37, 2, 6, 5, 3
 LENS = np.array([S, 11], np.int32)
 GRADIENTS = ("query", "key", "value", "query_kernel", "key_kernel", "vector")

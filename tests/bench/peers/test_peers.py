@@ -15,6 +15,8 @@ from regard.bench.peers.jax_peers import PEERS, build
 from regard.bench.peers.program import Absent
 from regard.bench.run.timing import DeviceClock
 
+pytestmark = pytest.mark.sampled(4)
+
 # Different lengths and widths, so that no swapped axis goes unseen.
 DOT = Case("tiny", "dot", B=2, T=6, S=9, D=4, V=4, N=3, direction="forward+backward")
 ADDITIVE = dataclasses.replace(DOT, score="additive", V=5, N=None)

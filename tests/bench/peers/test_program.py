@@ -16,6 +16,8 @@ from regard.bench.peers.jax_peers import build
 from regard.bench.peers.program import BUNDLED, chain, compile_program, on_device
 from regard.bench.run.timing import DeviceClock
 
+pytestmark = pytest.mark.sampled(3)
+
 DOT = Case("tiny", "dot", B=2, T=6, S=6, D=4, V=4, N=3)
 
 

@@ -13,6 +13,8 @@ from regard.cli.app import app
 from regard.cli.commands import tour
 from regard.show import shades
 
+pytestmark = pytest.mark.sampled(3)
+
 
 def shown(stop, *args, color_system=None) -> str:
     """What a stop of the tour prints on a terminal of 80 columns."""
