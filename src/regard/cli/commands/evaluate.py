@@ -81,7 +81,7 @@ def command(
         typer.Option(
             "--tokenize",
             metavar="NAME",
-            help="sacrebleu's tokenizer for BLEU; none for text that is already tokenized.",
+            help="Tokenizer of sacrebleu for BLEU; none for text that is already tokenized.",
         ),
     ] = Tokenize.mteval,
     beam: options.Beam = 5,
