@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from regard.seq2seq.alignment import Links, argmax_links, word_weights
+from regard.seq2seq.corpus import Grammar
 from regard.seq2seq.decode import programs
 from regard.seq2seq.decode.explaining import explain_words
 from regard.seq2seq.decode.few_shapes import WIDTHS, groups
@@ -316,3 +317,18 @@ def test_load_refuses_what_does_not_fit_together(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**config, "heads": 4}))
     with pytest.raises(ValueError, match=r"of this version of regard: unknown fields \['heads'\]"):
         Translator.load(tmp_path)
+
+
+@pytest.mark.parametrize(("dtype", "bound", "differing"), [("float32", 1e-4, 0), ("auto", 0.05, 5)])
+def test_a_batch_changes_scores_by_rounding_only(dtype, bound, differing):
+    """The bound that `Translator.translate` states, for the bundled model."""
+    translator = Translator.load()
+    texts = [pair.source for pair in Grammar(48, "test")]
+    search = SearchOptions(beam=4, dtype=dtype)
+    together = translator.translate(texts, search=search, hurry=False)
+    few = [translator.translate(texts[i : i + 4], search=search) for i in range(0, 48, 4)]
+    alone = [best for found in few for best, *_ in found]
+    same = [(one, best) for one, (best, *_) in zip(alone, together, strict=True)]
+    same = [(one, best) for one, best in same if one.text == best.text]
+    assert len(same) >= 48 - differing
+    assert max(abs(one.score - best.score) for one, best in same) < bound

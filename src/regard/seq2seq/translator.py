@@ -127,7 +127,13 @@ class Translator:
 
         A text that is longer than the model can take is cut at sentence ends and translated in
         parts, which are put together again, alignment and all. A text without words has one
-        translation, the empty one.
+        translation, the empty one; no other is empty.
+
+        What else is translated in the same call changes a score by rounding only: by less than 1e-4
+        in float32, by less than 0.05 where `search.dtype` is "auto" and the machine multiplies in
+        bfloat16 (few sentences are then translated in float32, many in bfloat16). A translation
+        can change where two hypotheses are as close as that: none of 256 everyday sentences in
+        float32, two of them with "auto" (more where the model is unsure: 4 of 96 of the grammar's).
 
         Args:
             texts: any strings, a sentence each.
