@@ -105,8 +105,7 @@ def test_a_full_disk_is_told_with_the_name_of_the_file(model, tmp_path, parts):
 
 def given_options(command):
     """(name, types, default, what Typer is told) of each option and argument."""
-    function = inspect.unwrap(COMMANDS[command])
-    for name, one in inspect.signature(function, eval_str=True).parameters.items():
+    for name, one in inspect.signature(COMMANDS[command], eval_str=True).parameters.items():
         kind, info = get_args(one.annotation)
         yield name, get_args(kind) or (kind,), one.default, info
 
