@@ -91,7 +91,7 @@ class _Parameter:
 
 
 def _parameters(command: Any) -> Iterator[_Parameter]:
-    function = inspect.unwrap(command.callback)
+    function = inspect.unwrap(command.callback, stop=lambda one: hasattr(one, "__signature__"))
     for name, given in inspect.signature(function, eval_str=True).parameters.items():
         kind, info = get_args(given.annotation)
         if info.hidden:
