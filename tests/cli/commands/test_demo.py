@@ -98,7 +98,7 @@ def test_it_fits_the_terminal(shown):
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("years of work", encoding="utf-8")
-    with pytest.raises(FileExistsError, match="there is something else in it"):
+    with pytest.raises(FileExistsError, match="has files of something else in it"):
         demo._fresh(tmp_path / "run")
     assert (tmp_path / "run" / "thesis.tex").exists()
 

@@ -313,14 +313,16 @@ def test_long_lines_are_translated_in_pieces_and_joined(model, monkeypatch):
     assert links == format_links(expected)
 
 
+# Not getrusage: its maximum counts the process that started this one.
 MEASURED = """
-import resource, sys
+import re, resource, sys
 from regard.cli import main
 resource.setrlimit(resource.RLIMIT_AS, (24 << 30, 24 << 30))
 try:
     main()
 finally:
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, file=sys.stderr)
+    peak = re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())
+    print(int(peak[1]) >> 10, file=sys.stderr)
 """
 
 
@@ -345,7 +347,8 @@ def test_a_line_of_a_megabyte_takes_little_memory(model, tmp_path, form):
     lines = written.split("\n")
     assert len(lines) == 4
     assert len(lines[1]) > 20_000
-    assert int(result.stderr.split()[-1]) < 1500  # MiB
+    peak = int(result.stderr.split()[-1])
+    assert peak < 1000, peak  # MiB
 
 
 def test_a_file_without_line_ends_is_refused_by_name(model, tmp_path, monkeypatch):
