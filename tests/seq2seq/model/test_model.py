@@ -439,7 +439,7 @@ def test_weights_are_wanted_or_not_the_readouts_are_the_same():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(decoder=0), "decoder must be at least 1. Got 0"),
+        (dict(decoder=0), "decoder must be between 1 and 16,777,216. Got 0"),
         (dict(source_vocab=4), "source_vocab must count at least pad, unk, bos, eos and one"),
         (dict(attention="dots"), "attention must be one of 'additive', 'dot'"),
         (dict(output_dropout=1.0), r"output_dropout must be a number in \[0, 1\). Got 1.0"),
