@@ -10,11 +10,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import regard
-from regard.pool import ring as ring_of_keys
+from regard.pool import ring_shares
 from regard.pool.layout import tiling
 
 TOLERANCE = 1e-5  # relative to the largest entry, float32
-ring_of_keys.LEAST["cpu"] = 2  # so that shares are cut, at lengths that take no time
+ring_shares.LEAST["cpu"] = 2  # so that shares are cut, at lengths that take no time
 B, N, K = 2, 4, 2
 rng = np.random.default_rng(0)
 

@@ -7,15 +7,13 @@ look at each tile's weights. Memory is linear in T and S.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from regard.front_door import prepare
-from regard.mask import Mask
-from regard.normalize import Normalizer, Softmax
+from regard.front_door import Pipeline, prepare
 from regard.placement import on_device, vary_as
 from regard.pool.backend import Problem, Request
 from regard.pool.blockwise import (
@@ -30,8 +28,6 @@ from regard.pool.layout import forced_tiling
 from regard.pool.score_plan import ScorePath, ScorePlan
 from regard.pool.xla_tiles import TilePlan, Tiles, make_operands
 from regard.score.additive import LiftPolicy, lift_policy
-from regard.score.contract import Score
-from regard.score.dot import Dot
 from regard.shapes import Axes
 
 
@@ -59,16 +55,7 @@ class Summary:
     key_total: Array
 
 
-def summarize(
-    query: Array,
-    key: Array,
-    *,
-    score: Score = Dot(),
-    valid_lens: Array | None = None,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    normalize: Normalizer = Softmax(),
-) -> Summary:
+def summarize(query: Array, key: Array, **pipeline: Unpack[Pipeline]) -> Summary:
     """Entropy, best key and its weight per query, and the weight received per key.
 
     Example:
@@ -80,10 +67,11 @@ def summarize(
         >>> summary.argmax[1].tolist()
         [-1, -1, -1, -1]
 
-    Args: as in `attend`.
+    Args:
+        query, key: as in `attend`.
+        pipeline: score, valid_lens, mask, bias and normalize, as in `attend`.
     """
-    pipeline = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias, normalize=normalize)
-    problem, request = prepare(query, key, None, **cast(Any, pipeline))
+    problem, request = prepare(query, key, None, **pipeline)
     return _summarize(problem, _settings(request), lift_policy())
 
 
@@ -91,12 +79,8 @@ def attention_map(
     query: Array,
     key: Array,
     *,
-    score: Score = Dot(),
-    valid_lens: Array | None = None,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    normalize: Normalizer = Softmax(),
     resolution: tuple[int, int] = (512, 512),
+    **pipeline: Unpack[Pipeline],
 ) -> Array:
     """The weights as a picture: block-averaged to at most `resolution` rows and columns.
 
@@ -109,7 +93,9 @@ def attention_map(
         (10, 20)
 
     Args:
-        resolution: (rows, columns) at most; the rest as in `attend`.
+        query, key: as in `attend`.
+        resolution: (rows, columns) at most.
+        pipeline: score, valid_lens, mask, bias and normalize, as in `attend`.
 
     Returns:
         (rows, columns), with the weights' leading axes (), (B,) or (B, N).
@@ -117,8 +103,7 @@ def attention_map(
     rows, columns = resolution
     if not (isinstance(rows, int) and isinstance(columns, int) and rows > 0 and columns > 0):
         raise ValueError(f"resolution must be two positive integers. Got {resolution!r}.")
-    pipeline = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias, normalize=normalize)
-    problem, request = prepare(query, key, None, **cast(Any, pipeline))
+    problem, request = prepare(query, key, None, **pipeline)
     axes = problem.axes
     picture = (min(rows, axes.T), min(columns, axes.S))
     return _attention_map(problem, _settings(request), lift_policy(), picture)
