@@ -183,7 +183,7 @@ def test_inputs_of_other_widths(front_end):
         "MultiHeadAttention takes (batch..., length, features), with one batch for all and here of "
         "query width 6, key width 5 and value width 3. Got query [2, 5, 6], key [2, 7, 3], value "
         "[2, 7, 5]. Fix: in_features, key_features and value_features as the arrays have them; a "
-        "mask goes in as mask=."
+        "mask is passed as mask=."
     )
     with pytest.raises(ValueError, match=re.escape(message)):
         built.call(built.params, query, value, key)

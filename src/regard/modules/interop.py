@@ -143,7 +143,7 @@ def from_flax(params: Mapping[str, Any]) -> Weights:
         >>> theirs = nn.MultiHeadDotProductAttention(num_heads=2)
         >>> variables = theirs.init(jax.random.key(0), x, x)
         >>> found = regard.interop.from_flax(variables["params"])
-        >>> found.arguments["num_heads"], found.arguments["in_features"]
+        >>> found.arguments["num_heads"], found.arguments["query_features"]
         (2, 8)
 
     Args:
@@ -312,14 +312,14 @@ def _weights_of(params: dict[str, Any]) -> Weights:
         )
     arguments = dict(
         num_heads=query.shape[1],
-        in_features=query.shape[0],
+        query_features=query.shape[0],
         key_features=key.shape[0],
         value_features=value.shape[0],
         query_head_features=query.shape[2],
         key_head_features=key.shape[2],
         value_head_features=value.shape[2],
         out_features=out.shape[2],
-        num_kv_heads=key.shape[1],
+        key_heads=key.shape[1],
         use_bias="bias" in params["query"],
         normalize_qk="query_ln" in params,
     )
