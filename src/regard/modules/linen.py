@@ -1,6 +1,6 @@
 """Flax linen front end: modules that own parameters and call `regard.attend`.
 
-Arguments are in arguments.py, names, shapes and initializers in parameters.py and score_plan.py,
+Arguments are in arguments.py, names, shapes and initializers in parameters.py and head_plan.py,
 shared with `regard.nnx`: the same parameters give the same bits in both.
 """
 
@@ -23,6 +23,7 @@ except ModuleNotFoundError as _error:
 from regard.cache import KVCache
 from regard.modules import arguments as shared
 from regard.modules.arguments import MultiHeadCall, PoolingCall, documented, refuse_flax_only
+from regard.modules.head_plan import plan
 from regard.modules.loading import fit
 from regard.modules.multi_head import MultiHead
 from regard.modules.parameters import (
@@ -35,7 +36,6 @@ from regard.modules.parameters import (
     drops,
     no_rng,
 )
-from regard.modules.score_plan import plan
 
 __all__ = [
     "DotProductAttention",

@@ -1,7 +1,7 @@
 """Multi-head attention as a pure function of its parameters.
 
 Heads that share a score run as one `attend` call, with parameters of their own each. The sizes
-are decided in score_plan.py; the arrays belong to `regard.nnx` and `regard.linen`.
+are decided in head_plan.py; the arrays belong to `regard.nnx` and `regard.linen`.
 """
 
 import math
@@ -45,7 +45,7 @@ class Pooled(NamedTuple):
 
 @dataclass(frozen=True)
 class MultiHead:
-    """The sizes of a multi-head attention, all decided and checked; made by `score_plan.plan`."""
+    """The sizes of a multi-head attention, all decided and checked; made by `head_plan.plan`."""
 
     num_heads: int
     key_heads: int

@@ -1,6 +1,6 @@
 """Flax NNX front end: modules that own parameters and call `regard.attend`.
 
-Arguments are in arguments.py, names, shapes and initializers in parameters.py and score_plan.py,
+Arguments are in arguments.py, names, shapes and initializers in parameters.py and head_plan.py,
 shared with `regard.linen`: the same parameters give the same bits in both.
 """
 
@@ -21,9 +21,9 @@ from regard.modules.arguments import (
     refuse_flax_only,
     takes,
 )
+from regard.modules.head_plan import plan
 from regard.modules.nnx_base import Attention, Group, load, nnx, param
 from regard.modules.parameters import LOGICAL_AXES, Pool
-from regard.modules.score_plan import plan
 
 __all__ = [
     "DotProductAttention",

@@ -1,7 +1,7 @@
 """What the module front ends share: parameter names, shapes, initializers and logical axes.
 
 `regard.nnx` and `regard.linen` own arrays; everything that decides what they are, and what is
-computed with them, is in arguments.py, score_plan.py, multi_head.py, cache.py and here. So the
+computed with them, is in arguments.py, head_plan.py, multi_head.py, cache.py and here. So the
 same parameters give the same bits in both. Nothing here imports Flax.
 """
 

@@ -54,20 +54,21 @@ class Problem:
     axes: Axes = field(metadata=dict(static=True))
 
     def zeroed(self) -> "Problem":
-        """Zeroes keys and values that every query masks, and queries whose row is empty, so that
-        NaN in padding cannot propagate.
+        """A copy in which keys and values that every query masks (not `visible`) are zero, and so
+        are queries with no key at all (not `non_empty`): NaN in padding cannot propagate, where
+        0 · NaN would be NaN.
         """
         query, key = _zero_rows(self.non_empty, self.query), _zero_rows(self.visible, self.key)
         return replace(self.with_zeroed_values(), query=query, key=key)
 
     def with_zeroed_values(self) -> "Problem":
-        """The same for the values alone."""
+        """A copy in which the values that every query masks are zero."""
         value = None if self.value is None else _zero_rows(self.visible, self.value)
         return replace(self, value=value)
 
     def with_keys_and_values_zeroed_forward(self) -> "Problem":
-        """The same for keys and values, for a backend whose gradients are zero there by themselves:
-        the backward pass copies no gradient to zero it once more.
+        """A copy in which keys and values that every query masks are zero, for a backend whose
+        gradients are zero there by themselves: the backward pass does not zero them again.
         """
         if self.visible is None:
             return self

@@ -1,9 +1,11 @@
-"""How a problem's scores are made, by a lift, by a tile form or by definition, and the gradient.
+"""How the scores of a problem are computed, and one differentiable pooling from it.
 
-A lift or a tile form may hold only for some data. Then a plan has two paths, and which of them runs
-is decided on the data, at run time: the first where the data is in range, else the definition. A
-backend gives each path a `Pass`, which pools forward and backward (tiles in plain XLA, a kernel
-over features, a kernel over tanh); `pool_by` makes one differentiable function of them.
+There are up to three forms: a lift (an inner product of features that equals or approximates the
+score), a tile form (an equal score that is faster tile by tile), and the definition; see
+score/contract.py. A lift or a tile form may hold only for some data. Then a plan has two paths, and
+the data decides at run time which one's result counts: the first where it is in range, else the
+definition. A backend gives `ScorePlan.pool` a `Pass` for each path, which pools forward and
+backward (tiles in plain XLA, a kernel over features, a kernel over tanh).
 """
 
 import functools
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ScorePath:
-    """One way to score: a projected score and its inputs, or a lift; neither: no scores needed.
+    """One way to score; neither a score nor a lift where a regime needs no scores.
 
     Attributes:
+        scored: the definition, or a tile form of it, with its prepared query and key.
+        lift: instead of it.
         standing: how the scores relate to the definition, for `explain`.
     """
 

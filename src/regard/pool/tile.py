@@ -1,9 +1,9 @@
-"""Which tiles are visited, and which pairs of a tile take part: defined once for every backend.
+"""Which tiles are visited, and which pairs of a tile take part: for tiles in XLA and in Triton.
 
 Bounds are in blocks of keys per block of queries, so that a block of keys that no query of the
 block may attend to costs nothing. Tiles in plain XLA are [.., q, s], or transposed where that is
 faster; Triton kernels load theirs from memory. Both bring `visible_pairs` arrays that broadcast to
-their own tile.
+their own tile. hopper_compute.py compares keys with start and end in its own register layout.
 """
 
 from collections.abc import Callable, Sequence

@@ -82,12 +82,15 @@ def pick_blocks(direction: str, width: int, value_width: int, dtype: Any) -> Blo
 
 
 def pick_parts(programs: int, warps: int, steps: int) -> int:
-    """Split factor: how many thread blocks share one block's loop, so that small problems fill the
-    GPU, and large ones do not wait for one last thread block.
+    """Split factor: how many programs (thread blocks) share the loop of one; 1 is no split.
+
+    Programs are split until a GPU has WARPS to run, eight times what it runs at a time: with fewer,
+    it waits for the last ones. A split costs an addition of partial results, so there are at most
+    8 parts, of at least 4 iterations each.
 
     Args:
-        programs, warps: the number of thread blocks without a split, and the warps of one.
-        steps: iterations of a thread block's loop.
+        programs, warps: the number of programs without a split, and the warps of one.
+        steps: iterations of a program's loop.
 
     Example:
         >>> [pick_parts(programs, warps=4, steps=64) for programs in (512, 1024, 8192)]
