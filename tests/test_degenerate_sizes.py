@@ -114,24 +114,14 @@ WIDTHS = {  # query width, key width, hidden units, value width
 }
 
 
-def widths_on(backend):
-    return [
-        (name, score)
+@pytest.mark.parametrize(
+    ("name", "score", "backend"),
+    [
+        (name, score, backend)
         for name, (Hq, Hk, *_) in WIDTHS.items()
         for score in ("dot", "gaussian", "bilinear", "additive")
         if Hq == Hk or score in ("bilinear", "additive")
-    ]
-
-
-@pytest.mark.parametrize(("name", "score"), widths_on("reference"))
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "reference",
-        pytest.param(
-            "blockwise",
-            marks=pytest.mark.xfail(reason="tiles of width 0: the fix is in pool/ and additive.py"),
-        ),
+        for backend in BACKENDS
     ],
 )
 def test_widths_of_zero(name, score, backend):

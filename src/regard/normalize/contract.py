@@ -101,16 +101,17 @@ class Normalizer:
 
 
 def below_top(scores: Array) -> Array:
-    """Each row of scores minus its largest, which carries no gradient; finite also where masked.
+    """Each row of scores minus its largest, which carries no gradient; -inf where masked.
 
     The difference is exactly 0 at the maximum. Written as scores - top it need not be: where the
     scores end in a product, a CPU computes product and difference in one rounding, top in two,
     and past scores of 7e8 one rounding is more than exp can bear. The bound in between, which
-    changes -inf alone, keeps the two operations apart.
+    changes no finite score, keeps the two operations apart.
     """
     top = scores.max(-1, keepdims=True, initial=-jnp.inf)
     top = jax.lax.stop_gradient(jnp.where(top == -jnp.inf, 0.0, top))
-    return jnp.maximum(scores, jnp.finfo(scores.dtype).min) - top
+    below = jnp.maximum(scores, jnp.finfo(scores.dtype).min) - top
+    return jnp.where(scores == -jnp.inf, -jnp.inf, below)
 
 
 def finite(top: Array) -> Array:

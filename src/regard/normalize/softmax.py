@@ -24,7 +24,7 @@ class Softmax(Normalizer):
     merges: ClassVar[bool] = True
 
     def __call__(self, scores: Array, allowed: Array | None) -> Array:
-        return over_sum(jnp.where(scores == -jnp.inf, 0.0, jnp.exp(below_top(scores))))
+        return over_sum(jnp.exp(below_top(scores)))
 
     def start(self, rows: Rows, dtype: jnp.dtype) -> Any:
         # Finite, so that an empty row needs no care: exp(-inf - lowest) is 0. A select per score
