@@ -278,10 +278,10 @@ def test_the_gradient_is_autodiffs(monkeypatch):
         ("encoder", "unroll"),
         ("decoder", "unroll"),
         ("recurrence", "_gru"),
-        ("look", "_additive"),
-        ("model", "cross_entropy"),
+        ("attention", "_additive"),
+        ("translation_model", "cross_entropy"),
     ):
-        module = importlib.import_module(f"regard.seq2seq.{module}")
+        module = importlib.import_module(f"regard.seq2seq.model.{module}")
         monkeypatch.setattr(module, name, getattr(module, name).fun)
     _, theirs = jax.jit(_gradient.__wrapped__, static_argnums=0)(graph, params, BATCH)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-4), ours, theirs)
