@@ -137,7 +137,7 @@ def has_letters(word: str) -> bool:
 
 
 def _kind(word: str, pieces: int, unknown: bool, tokenizer: Tokenizer) -> Kind | None:
-    if sum(map(str.isdigit, word)) >= 4 and pieces > 2:
+    if sum(map(str.isdecimal, word)) >= 4 and pieces > 2:
         return "number"
     if not unknown:
         return None
