@@ -18,6 +18,7 @@ class Said:
     source_words: tuple[str, ...]
     target_words: tuple[str, ...]
     weights: np.ndarray
+    note: str = ""
 
 
 class Reverser:

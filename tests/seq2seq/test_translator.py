@@ -89,10 +89,14 @@ def test_texts_together_are_translated_as_each_alone(translator):
     for text, (best, *_) in zip(TEXTS, together, strict=True):
         (alone, *_), *_ = translator.translate([text], search=SEARCH)
         assert_same(best, alone)
-    compiled = programs._search(SEARCH, 1, True)._cache_size()
+    program = programs.compiled(beam_search, True, options=SEARCH, n_best=1)
+    compiled = program._cache_size()
+    assert compiled
     again = translator.translate(TEXTS[::-1], search=SEARCH, batch_tokens=64)
     assert [best.text for best, *_ in again[::-1]] == [best.text for best, *_ in together]
-    assert programs._search(SEARCH, 1, True)._cache_size() == compiled, "it was compiled again"
+    assert (
+        programs.compiled(beam_search, True, options=SEARCH, n_best=1)._cache_size() == compiled
+    ), "it was compiled again"
     # The empty text is not translated; two without a full stop are read with one, too.
     assert told[-1] == (7, 7)
     assert [done for done, _ in told] == sorted(done for done, _ in told)

@@ -1,4 +1,4 @@
-"""What a translator gives back: text, how sure it is, and which word came from which."""
+"""Results of a translator: text, score, and the alignment of words."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ from regard.seq2seq.alignment import Link, argmax_links
 
 @dataclass(frozen=True)
 class Alignment:
-    """A sentence pair, and where the model looked for each target word.
+    """A sentence pair, and the attention weights between its words.
 
     Example:
         >>> import numpy as np
@@ -25,9 +25,9 @@ class Alignment:
     Attributes:
         source_words: the words that were read.
         target_words: the words that were written.
-        weights: float64 (target words, source words). What falls on the pieces of a source word is
-            added up; a row sums to 1 less what fell on the end of the sentence, so that a word
-            which comes from nowhere can be told. Zeros for a model without attention.
+        weights: float64 (target words, source words). The weights on the pieces of a source word
+            are added; a row sums to 1 minus the weight on the end of the sentence, so that a row
+            with a small sum is a word without a source. Zeros for a model without attention.
     """
 
     source_words: tuple[str, ...]
@@ -62,12 +62,12 @@ class Translation(Alignment):
 
     @classmethod
     def empty(cls) -> "Translation":
-        """Of a text without words: it has one translation, of which one can be certain."""
+        """The one translation of a text without words."""
         return cls((), (), np.zeros((0, 0)), "", 0.0, 0.0)
 
 
 def to_json(one: Translation) -> dict[str, Any]:
-    """A translation as the command line and the playground tell it: four digits are enough.
+    """A translation as the command line and the playground give it, weights to four digits.
 
     Example:
         >>> from regard.seq2seq.translation import Translation, to_json

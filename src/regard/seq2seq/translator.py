@@ -1,7 +1,8 @@
 """Translating and aligning text: from sentences to tokens, through the model, and back to words.
 
-This is what the command line, the playground and most programs use. How sentences share batches
-is in few_shapes.py, where long ones are cut in sentences.py, the search itself in search.py.
+The command line, the playground and most programs use this. Batches are made in few_shapes.py, long
+texts are cut in sentences.py, ordinary text is put into the form of sentences in readings.py, and
+the search is in search.py.
 """
 
 import functools
@@ -34,15 +35,15 @@ from regard.seq2seq.text.words import Words
 from regard.seq2seq.train.batches import Batch
 from regard.seq2seq.translation import Alignment, Translation
 
-# How much is done, and of how much.
+# Called as progress(done, total).
 Progress = Callable[[int, int], None]
 Look = Literal["writing", "reading", "explaining"]
 LOOKS: tuple[Look, ...] = get_args(Look)
 Text = str | Sequence[str]
 
-EXPLAINED = 2048  # tokens of a batch, at most: a step has 32 rows of the vocabulary per sentence
+EXPLAINED = 2048  # tokens of a batch, at most: each sentence needs 32 softmaxes per step
 STAND_INS = 1024  # words of the vocabulary that are tried as names to copy
-HURRY = 128  # up to so many sentences at a time, compiling well takes longer than it saves
+HURRY = 128  # up to so many sentences, programs are compiled at optimization level 0
 
 
 class Translator:
@@ -145,11 +146,11 @@ class Translator:
                 of one, and the reading with the best score is taken; see `readings`. An ordinary
                 sentence is not changed by it. False: the model reads the text as it is.
             batch_tokens: places of a batch, padding included; None: what suits the machine.
-            hurry: whether a program that is not compiled yet should rather be ready soon than be
-                fast; None: for a hundred sentences or so.
-            whole_batches: every batch is of full size, padded with empty rows: for a corpus, which
-                comes in many calls. There are few programs then, and a call's translations do not
-                depend, by rounding, on the calls before it.
+            hurry: whether to compile at optimization level 0, which takes a quarter of the time
+                and makes programs half as fast; None: for up to 128 sentences.
+            whole_batches: pad every batch with empty rows to its full size: for a corpus that is
+                translated in many calls. There are fewer programs, and rounding does not depend on
+                earlier calls.
             progress: called after each batch with how many parts are done, and of how many.
 
         Returns:
@@ -212,20 +213,19 @@ class Translator:
         batch_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> list[Alignment]:
-        """Where the model looks while it is made to write given translations (forced decoding).
+        """Aligns words by the attention for given translations (forced decoding).
 
         Args:
             pairs: (source, target); each a text, or words that are split already.
-            look: what speaks for a target word: "writing", the look with which it was written;
-                "reading", that of the next step, when it has been read; "explaining", the first
-                and how likely each source word alone would have made it (`explaining.py`). The
-                first is Bahdanau's own; the second points better for some models (Chen et al.
-                2020); the third knows the word, and is the one to align words with.
+            look: which weights align a target word: "writing", those of the step that writes it;
+                "reading", those of the next step, which reads it; "explaining", the posterior of
+                the first given the word (`explaining.py`). The first is Bahdanau's own; the second
+                aligns better for some models (Chen et al. 2020); the third knows the word and
+                aligns best.
             batch_tokens, progress: as for `translate`; explaining takes 2,048 tokens at most.
 
         Returns:
-            An alignment for each pair, in their order. A pair may be of any length: the parts of
-            one that is cut would not know of each other.
+            An alignment for each pair, in their order. Pairs are never cut, whatever their length.
         """
         return self.align_by((look,), pairs, batch_tokens=batch_tokens, progress=progress)[look]
 
@@ -237,10 +237,10 @@ class Translator:
         batch_tokens: int | None = None,
         progress: Progress | None = None,
     ) -> dict[Look, list[Alignment]]:
-        """`align` for several looks: "writing" and "reading" are rows of the same forced decoding.
+        """`align` for several looks; "writing" and "reading" share one forced decoding.
 
         Args:
-            looks: which; for each decoding that they need, `progress` counts every pair once.
+            looks: which. `progress` counts every pair once per forced decoding.
             pairs, batch_tokens, progress: as for `align`.
 
         Returns:
@@ -306,7 +306,7 @@ class Translator:
         return programs.looks(self.model, source, lens, before, hurry=hurry)
 
     def _known(self, kind: object) -> set[tuple[int, int]]:
-        """The shapes that a program is compiled for; a server compiles in another thread."""
+        """The shapes that a program is compiled for; another thread may be compiling more."""
         return {(rows, width) for of, rows, width in tuple(self._compiled) if of == kind}
 
     def _ranges(self, split: Words, encoded: Encoded) -> list[tuple[int, int]]:
@@ -324,7 +324,7 @@ class Translator:
         whole_batches: bool,
         progress: Progress | None,
     ) -> list[list[Written]]:
-        """For each part, what was written, the best first."""
+        """For each part its hypotheses, the best first."""
         found: list[list[Written]] = [[] for _ in ids]
         done, hurry = 0, len(ids) <= HURRY if hurry is None else hurry
         kind = (search, n_best, hurry)
@@ -373,5 +373,5 @@ def _as_list(texts: Iterable[str]) -> list[str]:
 
 
 def _batch_tokens() -> int:
-    """On a CPU, more sentences at a time make it no faster, only longer to compile."""
+    """On a CPU larger batches are not faster, and take longer to compile."""
     return 512 if jax.default_backend() == "cpu" else 16384

@@ -183,3 +183,26 @@ def test_spans_are_what_a_model_cannot_translate(text, expected):
         ("".join(split_words(text).words[span.start : span.stop]), span.kind) for span in spans
     ]
     assert found == [(words.replace(" ", ""), kind) for words, kind in expected]
+
+
+FRAGMENTS = """
+    I like CATS cats Tom . ? ! ... ' - — ( ) « » “ ” é ß ǅ ﬁ 😀 👩‍👩‍👧 Łódź Kowalczykowski
+    Привет 日本語 。 <b> </b> <i class='x'> </i> <br/> </ &amp; < > https://a.b/c me@x.org
+    @user #tag <unk> ▁ ￭ ⇧ \ue000
+    12 1234567 1,234.56 ²³²³² +33 6 12 34 56 78 １２３４ ١٢٣٤٥
+"""
+
+
+def test_any_mixture_of_fragments_keeps_words_and_weights_in_step(bundled):
+    fragments = FRAGMENTS.split()
+    draw = np.random.default_rng(0)
+    texts = [
+        ("" if draw.random() < 0.4 else " ").join(draw.choice(fragments, draw.integers(1, 8)))
+        for _ in range(200)
+    ]
+    for text, found in zip(texts, bundled.translate(texts, search=GREEDY), strict=True):
+        (best,) = found
+        assert best.text, text
+        assert best.source_words == split_words(text).words
+        assert best.weights.shape == (len(best.target_words), len(best.source_words))
+        assert (best.weights.sum(1) < 1 + 1e-5).all()

@@ -202,8 +202,9 @@ def _keep_active(beam: _Beam, rows: int) -> _Beam:
     if rows == beam.row.shape[0]:
         return beam
     order = jnp.argsort(~beam.active, stable=True)[:rows]
-    per_sentence = jax.tree.map(lambda array: array[order], replace(beam, memory=None))
-    return replace(per_sentence, memory=beam.memory.rows(order))
+    per_sentence = {name: part for name, part in vars(beam).items() if name != "memory"}
+    kept = jax.tree.map(lambda array: array[order], per_sentence)
+    return _Beam(memory=beam.memory.rows(order), **kept)
 
 
 def _advance(

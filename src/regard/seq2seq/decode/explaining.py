@@ -1,14 +1,14 @@
-"""Which source word explains a written word: attention before it was known, and Bayes' rule.
+"""Which source token explains a written word: attention as a prior, and Bayes' rule.
 
-A look is made before its word: the weights a_ts say where the model expects the next word to come
-from. Once the word is there, it is evidence. If annotation s alone had been the context, the word
-y_t would have had the probability p(y_t | s), and
+The attention weights a_ts are computed before the word y_t is chosen: they say where the model
+expects the next word to come from. The word itself is evidence. If annotation s alone were the
+context, y_t would have the probability p(y_t | s), and the posterior
 
     p(s | y_t) = a_ts p(y_t | s) / sum_r a_tr p(y_t | r)
 
-is where it did come from. Shankar & Sarawagi (2019) train models with this posterior; here it only
-reads one that was trained as usual, at the price of a vocabulary for each s that is tried: those
-that were looked at most.
+says where it did come from. Shankar & Sarawagi (2019) train models with this posterior; here it is
+applied to models trained as usual. It takes one softmax over the vocabulary for each s, so only the
+tokens with the largest weights are tried.
 """
 
 import functools
@@ -21,24 +21,24 @@ from jax import Array
 
 from regard.seq2seq.model.translation_model import Model
 
-TRIED = 32  # source tokens per target token, at most: long sentences cost no more per word
+TRIED = 32  # source tokens per target token, at most
 
 
 def explain_words(
     model: Model, source: Array, source_lens: Array, target_in: Array, target_out: Array
 ) -> Array:
-    """How much of each written word comes from each source token: forced decoding, and then Bayes.
+    """The posterior over source tokens for each target token, by forced decoding.
 
     Args:
-        model: the translator; without attention nothing explains anything.
+        model: the translator; without attention all weights are zero.
         source: [B, S] token ids.
         source_lens: [B].
         target_in: [B, T], the target behind <bos>, as `Batch.target_in`.
         target_out: [B, T], the target, as `Batch.target_out`.
 
     Returns:
-        [B, T, S] float32; each row is a distribution over the 32 tokens of the source that were
-        looked at most.
+        [B, T, S] float32; each row is a distribution over the 32 source tokens with the largest
+        attention weights.
     """
     graph, params = nnx.split(model)
     arrays = (jnp.asarray(array) for array in (source, source_lens, target_in, target_out))
@@ -66,5 +66,5 @@ def _explain(
         return after, jnp.zeros_like(weights).at[rows, which].set(explained)
 
     _, explained = jax.lax.scan(write, model.start(memory), (target_in.T, target_out.T))
-    # A row of padding has no tokens to look at: NaN, as 0 / 0 is.
+    # Rows of padding have no source tokens: their posterior is 0 / 0.
     return jnp.where(lens[:, None, None] > 0, explained.swapaxes(0, 1), 0.0)

@@ -1,11 +1,12 @@
-"""Sentences of any lengths as batches of a few fixed shapes: each new shape has to be compiled."""
+"""Groups sentences of any lengths into batches of a few shapes: each new shape is compiled anew."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-# Fewer than training has: a wider batch costs little more to translate, a new shape seconds.
+# Fewer than in training: a wider batch takes little longer to translate, a new shape takes seconds
+# to compile.
 WIDTHS = (16, 32, 64, 96)
-WASTE = 8  # a shape that is compiled already may be so many times larger than what is needed
+WASTE = 8  # a compiled shape may have at most so many times the places that are needed
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ def groups(
     """Groups sentences by length.
 
     A batch has one of the widths 16, 32, 64 and 96, beyond these a power of two, and
-    `tokens // width` rows, rounded down to a power of two. What does not fill a batch goes on to
-    the next width in use; what is left in the end is one smaller batch, its rows a power of two.
+    `tokens // width` rows, rounded down to a power of two. Sentences that do not fill a batch move
+    to the next width in use; the last ones make a smaller batch, whose rows are a power of two.
 
     Example:
         >>> from regard.seq2seq.decode.few_shapes import groups
@@ -47,10 +48,10 @@ def groups(
 
     Args:
         lengths: tokens of each sentence, <eos> included.
-        tokens: how many places a batch has, padding included.
-        known: (rows, width) that are compiled; one of them is taken where it is not much larger.
-        whole: the last batch is as large as the others of its width: one shape for each width, and
-            what is known makes no difference.
+        tokens: rows times width of a batch, at most.
+        known: compiled shapes (rows, width); one of them is used if it is not much larger.
+        whole: the last batch is padded to the size of the others of its width, so that there is one
+            shape for each width; `known` is then not used.
     """
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     shapes = set(known)

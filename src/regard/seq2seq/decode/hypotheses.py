@@ -1,4 +1,4 @@
-"""What a search is asked for and what it finds, and which tokens may come next."""
+"""Options and results of a search, the scores that rank hypotheses, and the candidate tokens."""
 
 import functools
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class SearchOptions:
             finished. It saves steps and does not change the best.
         forbid_unknown: never write <unk>.
         dtype: of the matrix products: "float32", "bfloat16", or "auto": bfloat16 where the machine
-            is faster with it, which moves a log-probability by about 0.01.
+            is faster with it, which changes a log-probability by about 0.01.
     """
 
     beam: int = 5
@@ -77,7 +77,7 @@ class Hypotheses:
 
 
 def penalized(options: SearchOptions, log_prob: Array, length: Array) -> Array:
-    """What hypotheses are ranked by."""
+    """The scores by which hypotheses are ranked."""
     return by_length(log_prob, length.astype(jnp.float32), options.length_penalty)
 
 
@@ -116,7 +116,7 @@ def candidates(
         last: [B], where nothing but <eos> may be written.
     """
     never = (PAD, BOS, UNK) if options.forbid_unknown else (PAD, BOS)
-    # As many more are asked for as may have to be crossed out.
+    # So many more, because the tokens in `never` may be among them.
     k = min(k + len(never), logits.shape[-1])
     values, tokens, log_total = best_of(logits, k)
     tokens, log_total = tokens.astype(jnp.int32), log_total[..., None]

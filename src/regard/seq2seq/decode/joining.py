@@ -1,4 +1,4 @@
-"""What the model wrote for the parts of a text, put together as the text's translations."""
+"""Joins the hypotheses for the parts of a text into translations of the whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,13 +62,13 @@ def joined(
 ) -> list[Draft]:
     """The translations of one reading, the best first.
 
-    The k-th is made of the k-th of each part. Its log-probability is the sum of theirs, its score
-    what the search would have given to the whole.
+    The k-th joins the k-th hypothesis of each part. Its log-probability is the sum of theirs, and
+    its score follows from that sum and the total length.
 
     Args:
         source: the reading.
-        found: its parts in their order, each with what was written for it, the best first.
-        target: reads what was written.
+        found: its parts in order, each with its hypotheses, the best first.
+        target: decodes the tokens.
         length_penalty: as in `SearchOptions`.
         replace_unknown: as in `Translator.translate`.
     """
@@ -79,7 +79,7 @@ def joined(
         words = tuple(word for one in read for word in one.split.words)
         # A space between two parts; the first word of a text has none before it.
         glued = [glued for one in read for glued in (False, *one.split.glued[1:])][: len(words)]
-        # Most of it is never touched where the parts are many, and takes no memory.
+        # With many parts this is mostly zeros, which take no memory until they are written to.
         weights = np.zeros((len(words), len(source.words)))
         row = 0
         for one in read:
@@ -96,14 +96,14 @@ def joined(
 
 
 def padded(weights: np.ndarray, T: int, S: int) -> np.ndarray:
-    """Zeros for words behind the last one that has a token.
+    """Pads with zeros for the last words where these have no tokens.
 
     Example:
         >>> import numpy as np
         >>> padded(np.ones((1, 1)), 1, 2)
         array([[1., 0.]])
     """
-    if weights.shape == (T, S):  # nearly always, and np.pad takes its time to find out
+    if weights.shape == (T, S):  # nearly always; np.pad would be slow
         return weights
     return np.pad(weights, [(0, T - weights.shape[0]), (0, S - weights.shape[1])])
 
@@ -130,6 +130,6 @@ def _read(
     if replace_unknown:
         looked = {j: int(weights[j].argmax()) for j in decoded.unknown if weights[j].any()}
         split = split.with_words({j: source.words[column + i] for j, i in looked.items()})
-    there = [j for j, word in enumerate(split.words) if word]  # a mark alone is no word
+    there = [j for j, word in enumerate(split.words) if word]  # a mark may stand alone
     kept = Words(tuple(split.words[j] for j in there), tuple(split.glued[j] for j in there))
     return _Read(kept, weights[there], column)

@@ -1,4 +1,4 @@
-"""The translation of a reading, put right again: copies in place, capitals, no added full stop."""
+"""From translations of readings to those of the text: the best reading, copies, capitals."""
 
 import re
 from collections.abc import Sequence
@@ -12,11 +12,9 @@ from regard.seq2seq.decode.spans import Span
 from regard.seq2seq.text.words import Words
 from regard.seq2seq.translation import Translation
 
-# By so much the score of a reading with names replaced has to be better: a name is copied where the
-# model is lost, not where it knows a translation.
-RESCUE = 2.0
-# A text without a mark at its end is rather no question.
-QUESTION = 0.2
+# What is subtracted from the score of a reading in which names are replaced, so that a name is
+# copied only where the model fails on it; and of one with an added question mark.
+RESCUE, QUESTION = 2.0, 0.2
 
 
 @dataclass(frozen=True)
@@ -38,19 +36,18 @@ class _Word:
 def restored(source: Source, drafts: Sequence[Sequence[Draft]]) -> list[Translation]:
     """A text's translations by the best of its readings, the best first.
 
-    First comes a reading whose names and numbers are where the model put what stood for them, then
-    one in which no long number is lost, then one that needed no help with numbers; among equals the
-    score decides. A text with no translation
-    but the empty one is copied.
+    Readings are ranked by whether every stand-in was found in the translation, then by whether no
+    long number is lost, then by whether the numbers were left as they are, then by score. A text
+    with no translation but the empty one is copied.
 
     Args:
         source: the text and its readings.
-        drafts: for each reading what was written, the best first.
+        drafts: for each reading its translations, the best first.
     """
     text = source.split
     if len(source.readings) == 1 and source.readings[0].words == text.words:
-        told = [_as_translation(text, draft.split, draft.weights, draft) for draft in drafts[0]]
-        return [one for one in told if one.text] or [source.copy()]
+        plain = [_as_translation(text, draft.split, draft.weights, draft) for draft in drafts[0]]
+        return [one for one in plain if one.text] or [source.copy()]
     kept = [{*one.copied.values(), *one.cut} for one in source.readings]
     long = {span for spans in kept for span in spans if span.kind == "number"}
     found: list[tuple[tuple, list[Translation]]] = []
@@ -79,7 +76,7 @@ def restored(source: Source, drafts: Sequence[Sequence[Draft]]) -> list[Translat
 def _has_number(translation: str, text: Words, span: Span) -> bool:
     """Whether a long number is in the translation, maybe with other marks between its digits."""
     digits = re.findall(r"\d+", " ".join(text.words[span.start : span.stop]))
-    return max(digits, key=len) in re.findall(r"\d+", translation)
+    return max(digits, key=len, default="") in re.findall(r"\d+", translation)
 
 
 def _restored(text: Words, reading: Reading, draft: Draft) -> tuple[bool, Translation]:
@@ -176,9 +173,10 @@ def _places(text: Words, words: Sequence[_Word], cut: Sequence[Span]) -> list[in
     opened: list[int] = []
     for k, span in enumerate(cut):
         # Around the translations of all that an element contains.
-        if text.words[span.start] != "<":
+        tag = text.words[span.start : span.stop]
+        if tag[0] != "<" or len(tag) < 3 or tag[1].startswith("!") or tag[-2].endswith("/"):
             continue
-        if text.words[span.start + 1] != "/":
+        if tag[1] != "/":
             opened.append(k)
         elif opened:
             first = opened.pop()

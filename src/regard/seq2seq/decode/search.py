@@ -1,4 +1,4 @@
-"""Search: the best translations of a batch, and where the model looks while it writes a given one.
+"""Search: the best translations of a batch; and forced decoding, the attention for given ones.
 
 Each is one jitted program. The beam itself is in beam.py, options and results in hypotheses.py.
 """
@@ -77,7 +77,7 @@ def greedy(
 
 
 def force(model: Model, source: Array, source_lens: Array, target_in: Array) -> Array:
-    """Where the model looks while it is made to write a given target: forced decoding.
+    """The attention weights when the target is given: forced decoding.
 
     Args:
         model: the translator.
@@ -86,7 +86,7 @@ def force(model: Model, source: Array, source_lens: Array, target_in: Array) -> 
         target_in: [B, T], the target behind <bos>, as `Batch.target_in`.
 
     Returns:
-        The attention [B, T, S], float32: row t is the look before the t-th token was written.
+        The weights [B, T, S], float32: row t is computed before the t-th token is written.
     """
     graph, params = nnx.split(model)
     arrays = (jnp.asarray(array) for array in (source, source_lens, target_in))

@@ -52,14 +52,13 @@ class Span:
 def readable_words(split: Words, tokenizer: Tokenizer) -> list[str]:
     """Each word, or a compatible form of it where the vocabulary knows only that one.
 
-        Example:
-            >>> from regard.seq2seq.decode.spans import readable_words
-            >>> from regard.seq2seq.text.marks import CAPITAL
-    from regard.seq2seq.text.tokenizer import Encoded, Tokenizer
-            >>> from regard.seq2seq.text.words import split_words
-            >>> tokenizer = Tokenizer.train(['a "find" in here'] * 9, size=40)
-            >>> readable_words(split_words("“Ａ” ﬁnd ž"), tokenizer)
-            ['"', 'a', '"', 'find', 'ž']
+    Example:
+        >>> from regard.seq2seq.decode.spans import readable_words
+        >>> from regard.seq2seq.text.tokenizer import Tokenizer
+        >>> from regard.seq2seq.text.words import split_words
+        >>> tokenizer = Tokenizer.train(['a "find" in here'] * 9, size=40)
+        >>> readable_words(split_words("“Ａ” ﬁnd ž"), tokenizer)
+        ['"', 'a', '"', 'find', 'ž']
     """
     words = []
     for word in split.words:
@@ -137,7 +136,7 @@ def has_letters(word: str) -> bool:
 
 
 def _kind(word: str, pieces: int, unknown: bool, tokenizer: Tokenizer) -> Kind | None:
-    if sum(map(str.isdigit, word)) >= 4 and pieces > 2:
+    if sum(map(str.isdecimal, word)) >= 4 and pieces > 2:
         return "number"
     if not unknown:
         return None

@@ -1,4 +1,4 @@
-"""Where the decoder looks: any score of regard, its keys projected once per sentence.
+"""The decoder's attention, by any score of regard; keys are projected once per sentence.
 
 The module owns the score's parameters through `regard.nnx`; `Memory` is what one sentence's
 decoding needs of them, and `look` is one step, through `regard.attend`.
@@ -23,12 +23,12 @@ from regard.seq2seq.model.recurrence import Times, multiply
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Memory:
-    """An encoded batch, ready to be looked at; made once, used at every step.
+    """An encoded batch with projected keys; made once, used at every step.
 
     Attributes:
         annotations: [B, S, 2 · encoder], the values.
         keys: [B, S, h], projected as the score wants them; None without attention.
-        lens: [B], how many of the S take part.
+        lens: [B], the valid lengths.
         summary: [B, 2 · encoder], the encoder's last states.
         parameter: the additive score's vector (h,), the Gaussian's width (); None otherwise.
         kind: the attention's name.
@@ -78,7 +78,7 @@ class Attention(nnx.Module):
             self.score = regard.nnx.GaussianAttention(Hk**0.25, rngs=rngs, **options)
 
     def remember(self, annotations: Array, lens: Array, summary: Array) -> Memory:
-        """Projects the keys: the part of the score that no step has to repeat."""
+        """Projects the keys, once for all steps."""
         keys, parameter = annotations, None
         if self.kind == "additive":
             kernel = self.score.key_kernel[...].astype(self.dtype)
@@ -93,7 +93,7 @@ class Attention(nnx.Module):
         return Memory(annotations, keys, lens, summary, parameter, self.kind)
 
     def kernels(self) -> dict[str, Array]:
-        """What each step multiplies its query by: {"query": (Hq, h)}, or nothing."""
+        """The kernels that each step needs: {"query": (Hq, h)}, or none."""
         if self.kind != "additive":
             return {}
         return {"query": self.score.query_kernel[...].astype(self.dtype)}
@@ -107,7 +107,7 @@ def look(
     Args:
         times: multiplies by `Attention.kernels`.
         memory: the sentence.
-        query: [B, T, decoder], the states to look from.
+        query: [B, T, decoder], the decoder's states.
         return_weights: whether the weights are wanted.
 
     Returns:
@@ -127,7 +127,7 @@ def look(
         memory.annotations,
         score=score,
         valid_lens=memory.lens,
-        implementation="reference",  # one query per sentence: dense is exact, and the quickest
+        implementation="reference",  # for one query per sentence the dense form is the fastest
         return_weights=return_weights,
     )
     out, weights = found if return_weights else (found, None)
