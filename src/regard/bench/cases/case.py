@@ -233,7 +233,7 @@ def useful_flops(case: Case) -> float | None:
 
 
 def _pairs(case: Case) -> int:
-    """Pairs of query and key that may look at each other, over examples and heads."""
+    """Unmasked pairs of query and key, over examples and heads."""
     if case.mask in ("causal", "triangular"):
         # Query t sees t + 1 keys; the causal diagonal of a wide case ends at its last key.
         first = case.S - case.T if case.mask == "causal" else 0

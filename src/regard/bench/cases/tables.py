@@ -183,16 +183,16 @@ def _gpu_heads() -> list[Case]:
     def other(score: ScoreKind) -> Case:
         return _gpu_case(f"{score}_128", score, 4, 4096, 128, N=16, group="heads_128")
 
-    everybody = JAX_PEERS + TORCH_PEERS
+    all_peers = JAX_PEERS + TORCH_PEERS
     return [
-        *both("dot", 128, everybody),
-        *both("causal", 128, everybody, mask="causal"),
+        *both("dot", 128, all_peers),
+        *both("causal", 128, all_peers, mask="causal"),
         other("gaussian"),
         other("bilinear"),
         *both("dot", 64, (*JAX_PEERS, "torch")),
         *both("causal", 64, (*JAX_PEERS, "torch"), mask="causal"),
         *both("lengths", 64, (*JAX_PEERS, "torch"), mask="lengths"),
-        *both("triangular", 64, everybody, mask="triangular"),
+        *both("triangular", 64, all_peers, mask="triangular"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Everybody who can do a case: regard, and the others that are installed.
+"""The programs that can run a case: regard, and its peers that are installed.
 
 Each is one function from a case and its inputs to a `Program`. One that is not installed or
 cannot do the case raises `Absent` with the reason. Adding a peer is one function and one line

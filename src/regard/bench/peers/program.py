@@ -171,7 +171,7 @@ def chain(step: Callable[..., Any]) -> Callable[..., Any]:
             kept.append((results, lifted))
             turned = {"query": results["out"], "key": arrays["query"], "value": arrays["key"]}
             arrays = arrays | turned
-        return kept  # all of it: a gradient that nobody reads would not be made
+        return kept  # all results: XLA removes a gradient that is not used
 
     return steps
 

@@ -49,7 +49,7 @@ def progress_bar(console: Console, total: int) -> Iterator[Callable[[str, float]
 
 
 def progress_lines(console: Console) -> Callable[[str, float], None]:
-    """A line for everything that goes on, with the seconds since the start: for a run that may be
+    """Prints a line for each step, with the seconds since the start: for a run that may be
     cut off, or watched from afar."""
     start = time.perf_counter()
 

@@ -101,7 +101,7 @@ def measure_cases(
         watch: told what is going on; the numbers add up to `steps(cases)`.
 
     Returns:
-        A row for every case and everybody it is measured against, in table order, and one
+        A row for every case and every program that is measured on it, in table order, and one
         more (`AGAIN`) for the first case of each timed group that asks for several rounds.
     """
     groups = measure_groups(cases, settings or Settings(), watch)
