@@ -11,7 +11,6 @@ line when it is asked again. A line that was lost, repeated or moved would show 
 """
 
 import argparse
-import datetime
 import gzip
 import itertools
 import json
@@ -237,22 +236,10 @@ def main() -> None:
     run["lines_per_cpu_second"] = round(judged["lines"] / run["cpu_seconds"])
     print(json.dumps({"run": run, "load": load, "judged": judged}, indent=1, ensure_ascii=False))
     if options.record:
-        from regard.bench.run.machine import describe_device
+        from regard.bench.results.record import write_script_record
 
-        today = datetime.date.today().isoformat()
-        record = {
-            "date": today,
-            "device": describe_device(),
-            "cores": cores(),
-            "load": load,
-            "beam": options.beam,
-            "run": run,
-            "judged": judged,
-        }
-        name = f"corpus-{cores()}-cores-{today}.json"
-        target = Path(__file__).parent / "results/translator" / name
-        told = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-        target.write_text(told, encoding="utf-8")
+        result = {"load": load, "beam": options.beam, "run": run, "judged": judged}
+        target = write_script_record("corpus", result, Path(__file__).parent / "results/translator")
         print(f"wrote {target}", file=sys.stderr)
 
 

@@ -10,7 +10,6 @@ benchmarks/README.md.
 
 import argparse
 import collections
-import datetime
 import gzip
 import json
 import os
@@ -355,25 +354,18 @@ def main() -> None:
             worker.process.communicate()  # the end of its input ends it
     summaries = {name: summarize(name, of) for name, of in rounds.items()}
     print(table(summaries))
-    cores = len(os.sched_getaffinity(0))
     load = {"before": before[0], "after": os.getloadavg()[0]}
     print(f"load average {load['before']:.1f} before, {load['after']:.1f} after", file=sys.stderr)
     if options.record:
-        from regard.bench.run.machine import describe_device
+        from regard.bench.results.record import write_script_record
 
-        today = datetime.date.today().isoformat()
-        record = {
-            "date": today,
-            "device": describe_device(),
-            "cores": cores,
+        result = {
             "load": load,
             "frameworks": {worker.framework: worker.about for worker in workers},
             "summary": summaries,
             "rounds": rounds,
         }
-        name = f"joey-{cores}-cores-{today}.json"
-        target = Path(__file__).parent / "results/translator" / name
-        target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        target = write_script_record("joey", result, Path(__file__).parent / "results/translator")
         print(f"wrote {target}", file=sys.stderr)
 
 

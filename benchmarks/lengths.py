@@ -9,10 +9,10 @@ What attention buys shows in long sentences: a model without it has one vector f
 import argparse
 import dataclasses
 import datetime
-import json
 from pathlib import Path
 from typing import Any
 
+from regard.bench.results.record import write
 from regard.cli.length_plot import draw_lengths
 from regard.seq2seq.metrics import bleu, bleu_by_length
 from regard.seq2seq.translator import Translator
@@ -47,7 +47,7 @@ def main() -> None:
         print(f"{name:<16} {one['bleu']['value']:.2f}  {one['bleu']['signature']}")
     if given.record:
         stem = f"lengths-{given.target.suffix[1:]}-{datetime.date.today()}"
-        (RESULTS / f"{stem}.json").write_text(json.dumps(found, indent=1) + "\n")
+        write(found, RESULTS, stem)
         curves = {name: one["bleu_by_length"] for name, one in found.items()}
         print(draw_lengths(curves, RESULTS / f"{stem}.png"))
 

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import collections
 import dataclasses
-import datetime
 import itertools
 import json
 import os
@@ -364,16 +363,10 @@ def table(result: dict[str, Any]) -> str:
 
 def record(result: dict[str, Any], before: float) -> Path:
     """Writes the numbers, with the machine that they were measured on."""
-    from regard.bench.run.machine import describe_device, versions
+    from regard.bench.results.record import write_script_record
 
-    today, device = datetime.date.today().isoformat(), describe_device()
-    found = {name: number for name, number in versions().items() if number is not None}
-    told = {"date": today, "device": device, "versions": found, "load_before": before, **result}
-    name = f"load-{device['cores']}-cores-{today}.json"
-    target = Path(__file__).parent / "results/playground" / name
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    return target
+    folder = Path(__file__).parent / "results" / "playground"
+    return write_script_record("load", {"load_before": before, **result}, folder)
 
 
 def say(text: str) -> None:

@@ -20,7 +20,7 @@ DECODER = f"""
 <text x="305" y="155">attention</text>
 <g fill="none" stroke="currentColor" stroke-width="1.5" marker-end="url(#tip)">
   <path d="M305 124 V84 Q305 72 317 72 H560 Q576 72 586 84 L614 120"/>
-  <path d="M606 268 C580 200 500 150 384 150"/>
+  <path d="M616 262 C590 200 500 150 384 150"/>
   <path d="M640 264 V180"/>
   <path d="M640 124 V64"/>
   <path d="M716 284 V176 Q716 152 686 152" stroke-dasharray="4 4"/>
@@ -47,7 +47,7 @@ def bahdanau() -> str:
     """One step of the Bahdanau model: query, weights, context, next word."""
     encoder = "".join(map(_state, range(len(WORDS))))
     return (
-        '<figure class="drawn diagram" data-search-exclude><svg role="img" viewBox="0 0 780 400" '
+        '<figure class="drawn wide" data-search-exclude><svg role="img" viewBox="0 0 780 400" '
         f'width="780" height="400" aria-label="{html.escape(ALTERNATIVE, quote=True)}" '
         f'fill="currentColor" font-size="15" text-anchor="middle">{encoder}{DECODER}</svg></figure>'
     )

@@ -55,4 +55,5 @@ def svg(figure: Any, words: str) -> str:
     text = text.replace(INK, "currentColor").replace("'DejaVu Sans'", "inherit")
     label = html.escape(words, quote=True)
     text = text.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
-    return f'<figure class="drawn" data-search-exclude>{text}</figure>'
+    wide = " wide" if figure.get_figwidth() > 7 else ""
+    return f'<figure class="drawn{wide}" data-search-exclude>{text}</figure>'

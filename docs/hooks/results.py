@@ -5,29 +5,17 @@ say anything that no run has said.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-from pictures import INK
+from pictures import INK  # noqa: F401  (its import sets the site's style)
 
-from regard.bench.results.bars import speedups
-from regard.bench.results.curves import BACKWARD, median_ms, swept
+from regard.bench.results.pictures import PEERS, bars, curves, milliseconds
+from regard.bench.results.record import case_words, where
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-
-CURVES = {
-    "book": ("#e07b39", "s", "the book's form"),
-    "regard": ("#3b7dd8", "o", "regard"),
-    "jax.nn cudnn, dot": ("#8a8f98", "D", "dot product, cuDNN"),
-}
-BARS = {
-    "book": ("#e07b39", "the book's form"),
-    "jax.nn": ("#d9a441", "jax.nn, XLA"),
-    "jax.nn cudnn": ("#2a9d7c", "jax.nn, cuDNN"),
-    "torch": ("#8b6fc9", "torch"),
-    "flex": ("#c74f8a", "FlexAttention"),
-    "keras": ("#8a8f98", "Keras"),
-}
+__all__ = ["bars", "curves", "where"]  # of a record; the pages draw with them
 
 
 def newest(platform: str) -> dict[str, Any]:
@@ -43,31 +31,30 @@ def newest(platform: str) -> dict[str, Any]:
     return max(full, key=lambda run: run["date"])
 
 
-def where(run: dict[str, Any]) -> str:
-    """Device, versions and day, in one line."""
-    device, versions = run["device"], run["versions"]
-    name = device["name"]
-    if device["platform"] == "cpu":
-        name += f", {device['cores']} cores"
-    known = [f"{who} {versions[who]}" for who in ("jax", "cudnn", "torch") if versions.get(who)]
-    return f"{name}; {', '.join(known)}; {run['date'][:10]}"
-
-
 def row_of(run: dict[str, Any], case: str, who: str = "regard") -> dict[str, Any]:
     return next(row for row in run["rows"] if row["case"] == case and row["who"] == who)
 
 
-def promises(run: dict[str, Any]) -> str:
-    """What was aimed for, what was measured, and whether it was enough."""
+def promises(run: dict[str, Any], fallen_short: bool = False) -> str:
+    """What was aimed for, what was measured, and whether it was enough.
+
+    Args:
+        run: a record.
+        fallen_short: only the promises that were not kept.
+    """
+    # Long names first: "dot_128" is a part of "dot_128_backward".
+    known = sorted(run["cases"], key=lambda case: -len(case["name"]))
     lines = ["| promise | goal | measured | |", "| --- | --- | --- | --- |"]
     for verdict in run["verdicts"]:
-        goal = verdict["goal"]
+        goal, promise, outcome = verdict["goal"], verdict["promise"], verdict["outcome"]
+        if fallen_short and outcome == "reached":
+            continue
+        for case in known:
+            name = re.escape(case["name"])
+            promise = re.sub(rf"\b{name} over", f"{case_words(case)} over", promise)
         unit = goal.lstrip("≤≥ ").lstrip("0123456789.")
-        outcome = verdict["outcome"]
         shown = f"**{outcome}**" if outcome != "reached" else outcome
-        lines.append(
-            f"| {verdict['promise']} | {goal} | {verdict['measured']:.3g}{unit} | {shown} |"
-        )
+        lines.append(f"| {promise} | {goal} | {verdict['measured']:.3g}{unit} | {shown} |")
     return "\n".join(lines)
 
 
@@ -77,112 +64,26 @@ def tally(run: dict[str, Any]) -> str:
     return f"{outcomes.count('reached')} of {len(outcomes)}"
 
 
-def times(run: dict[str, Any], cases: dict[str, str]) -> str:
+def times(run: dict[str, Any], cases: list[str]) -> str:
     """The cases' times, regard's beside everyone else's."""
-    peers = [
-        who
-        for who in BARS
-        if any(row["who"] == who and row["ms"] and row["case"] in cases for row in run["rows"])
+    rows = {(row["case"], row["who"]): row for row in run["rows"] if row["ms"]}
+    known = {case["name"]: case for case in run["cases"]}
+    peers = [who for who in PEERS if any((case, who) in rows for case in cases)]
+    lines = [
+        f"| | regard | {' | '.join(PEERS[who][1] for who in peers)} |",
+        "| --- |" + " --- |" * (len(peers) + 1),
     ]
-    names = ["regard", *(BARS[who][1] for who in peers)]
-    lines = [f"| | {' | '.join(names)} |", "| --- |" + " --- |" * len(names)]
-    for case, words in cases.items():
-        cells = []
-        for who in ("regard", *peers):
-            found = [r for r in run["rows"] if r["case"] == case and r["who"] == who and r["ms"]]
-            cells.append(_milliseconds(found[0]["ms"]["median"]) if found else "–")
+    for case in cases:
+        found = [rows.get((case, who)) for who in ("regard", *peers)]
+        cells = [milliseconds(row["ms"]["median"]) if row else "–" for row in found]
+        words = case_words(known[case]).replace(": ", "<br>")
         lines.append(f"| {words} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return numbers(lines)
 
 
-def against_length(run: dict[str, Any]) -> Any:
-    """Additive attention's time and memory against the length; dashes are with the gradients."""
-    from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    figure, panels = pyplot.subplots(1, 2, figsize=(9.5, 3.6), layout="constrained")
-    measures = [
-        ("time", median_ms, _milliseconds, 10),
-        ("memory for temporaries", _memory_of, _memory, 32),
-    ]
-    for panel, (title, value_of, words, base_of_ticks) in zip(panels, measures, strict=True):
-        for name, curve in swept(run).items():
-            base = name.removesuffix(BACKWARD)
-            if base not in CURVES:
-                continue
-            color, marker, label = CURVES[base]
-            points = [(n, value_of(row)) for n, row in sorted(curve.items()) if value_of(row)]
-            if not points:
-                continue
-            backward = name.endswith(BACKWARD)
-            panel.plot(
-                *zip(*points, strict=True),
-                color=color,
-                marker=marker,
-                markersize=4,
-                linestyle="--" if backward else "-",
-                label=label + (", with gradients" if backward else ""),
-            )
-        panel.set_xscale("log", base=2)
-        panel.set_yscale("log")
-        ticks = sorted({n for curve in swept(run).values() for n in curve})[::2]
-        panel.set_xticks(ticks, [f"{n // 1024}k" if n >= 1024 else str(n) for n in ticks])
-        panel.yaxis.set_major_locator(LogLocator(base=base_of_ticks))
-        panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _, words=words: words(value)))
-        panel.minorticks_off()
-        panel.grid(True)
-        panel.set(title=title, xlabel="queries = keys")
-    handles = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
-    handles |= dict(zip(*reversed(panels[1].get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=8)
-    return figure
-
-
-def bars(run: dict[str, Any], cases: dict[str, str]) -> Any:
-    """How many times as long as regard the others take, on a logarithmic scale from 1."""
-    from matplotlib import pyplot
-    from matplotlib.patches import Patch
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    ratios = {case: peers for case, peers in speedups(run).items() if case in cases}
-    count = sum(len(peers) + 1 for peers in ratios.values())
-    figure, panel = pyplot.subplots(figsize=(8.5, 0.9 + 0.2 * count), layout="constrained")
-    at, ticks, seen = 0, [], []
-    for case, peers in ratios.items():
-        ticks.append((at + (len(peers) - 1) / 2, cases[case]))
-        for who, ratio in peers.items():
-            panel.barh(at, ratio - 1, left=1, height=0.85, color=BARS[who][0])
-            panel.annotate(
-                f"{ratio:.3g}×",
-                (ratio, at),
-                xytext=(4 if ratio >= 1 else -4, 0),
-                textcoords="offset points",
-                ha="left" if ratio >= 1 else "right",
-                va="center",
-                fontsize=8,
-            )
-            seen.append(who)
-            at += 1
-        at += 1
-    panel.axvline(1, color=INK, linewidth=1)
-    panel.set_xscale("log")
-    panel.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
-    panel.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}×"))
-    panel.minorticks_off()
-    panel.margins(x=0.12)
-    panel.set_yticks(*zip(*ticks, strict=True))
-    panel.set_ylim(at - 0.5, -1)
-    panel.tick_params(length=0)
-    panel.tick_params(axis="y", pad=34)  # room for the numbers left of 1×
-    panel.spines["left"].set_visible(False)
-    known = [who for who in BARS if who in seen]
-    figure.legend(
-        handles=[Patch(color=BARS[who][0], label=BARS[who][1]) for who in known],
-        loc="outside upper center",
-        ncols=len(known),
-        fontsize=8,
-    )
-    return figure
+def numbers(lines: list[str]) -> str:
+    """A table whose cells do not wrap: it scrolls where the page is narrow."""
+    return "\n".join(['<div class="numbers" markdown>', "", *lines, "", "</div>"])
 
 
 def translator() -> str:
@@ -204,19 +105,3 @@ def translator() -> str:
         )
     device = run["device"]
     return "\n".join(lines) + f"\n\n{device['name']}, {run['cores']} cores; {run['date'][:10]}."
-
-
-def _memory_of(row: dict[str, Any]) -> float | None:
-    return row["temp_mib"]
-
-
-def _milliseconds(ms: float) -> str:
-    if ms >= 1000:
-        return f"{ms / 1000:.3g} s"
-    return f"{ms:.3g} ms" if ms >= 0.1 else f"{1000 * ms:.3g} µs"
-
-
-def _memory(mib: float) -> str:
-    if mib >= 1024:
-        return f"{mib / 1024:.3g} GiB"
-    return f"{mib:.3g} MiB" if mib >= 1 else f"{mib * 1024:.3g} KiB"

@@ -1,20 +1,16 @@
 """The benchmark: named cases, this library and its peers, ratios of one run.
 
-`regard bench` and `python -m regard.bench` run it. The steps, a file or two each: `cases` with
-`cpu_table` and `gpu_table` (what is computed), `expected` (the float64 answers), `peers`,
-`torch_peers` and `kernels` (who computes it, as `program`s), `timing` (the interleaved loop),
-`measure` (all of that together), `processes` and `worker` (the same with a process for each
-framework, on a GPU), `targets` with `cpu_targets` and `gpu_targets` (what is promised), `record`
-(JSON), `report` (the terminal), `plot` and `bars` (the pictures). `tune` finds block shapes for
-the wide kernel. `report` needs Rich and the pictures matplotlib; the others need what regard needs.
+`regard bench` and `python -m regard.bench` run it. In the order of the data: `cases` (what is
+computed: `case`, the `tables` of cases, the `expected` float64 answers), `peers` (who computes it:
+`jax_peers`, `torch_peers`, and the wide kernel alone in `kernels`, each as a `program`), `run`
+(`timing` is the interleaved loop; `measure` runs a group of cases; `processes` does so with one
+process for each framework, on a GPU), `results` (`targets` are the promises; `record` the JSON;
+`report` the terminal; `pictures` the figures). `report` needs Rich and `pictures` Matplotlib.
 """
 
 from regard.bench.cases.case import Case, Inputs, make_inputs, select
-from regard.bench.cases.cpu_table import CPU_CASES
-from regard.bench.cases.gpu_table import GPU_CASES
-from regard.bench.results.cpu_targets import CPU_TARGETS
-from regard.bench.results.gpu_targets import GPU_TARGETS
-from regard.bench.results.targets import Target, Verdict, judge
+from regard.bench.cases.tables import CPU_CASES, GPU_CASES
+from regard.bench.results.targets import CPU_TARGETS, GPU_TARGETS, Target, Verdict, judge
 from regard.bench.run.measure import Row, Settings, measure_cases
 from regard.bench.run.processes import measure_in_processes
 from regard.bench.run.timing import DeviceClock, Timing, interleave

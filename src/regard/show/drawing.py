@@ -79,6 +79,9 @@ def draw(
     size = _title_size(shown[0], names)
     for axes, name in zip(shown, names, strict=False):
         axes.set_title(plain(name), fontsize=size)
+    sides = (("y", seen.query_labels), ("x", seen.key_labels))
+    if any(_fits(shown[0], side, words, font) < len(_labeled(words)) for side, words in sides):
+        font = 6  # small letters on both axes, before labels are left out
     for layer, axes in enumerate(grid[:, 0]):
         parts = [f"layer {layer}"] * (layers > 1 and not titled) + [ylabel] * bool(ylabel)
         axes.set_ylabel(plain("\n".join(parts)), fontsize=10)
@@ -191,23 +194,28 @@ def _title_size(axes: Any, titles: Sequence[str]) -> float:
     return min(9.0, max(9.0 * inches / max(_room(titles, 9), 1e-6), 5.0))
 
 
-def _label(axes: Any, side: str, labels: Sequence[str], font: int) -> None:
-    """Writes the labels of one axis: in small letters, or only some, where they would overlap."""
+def _fits(axes: Any, side: str, labels: Sequence[str], font: float) -> int:
+    """How many labels of that size an axis has room for."""
     box = axes.get_window_extent()
     inches = (box.width if side == "x" else box.height) / axes.get_figure(root=True).dpi
+    # Short column labels are written side by side; all others need the height of a line.
+    across = side == "x" and not _upright(labels)
+    return max(int(inches / (_room(labels, font) + 0.06 if across else font * 1.1 / 72)), 1)
+
+
+def _upright(labels: Sequence[str]) -> bool:
+    """Whether the labels of the columns are turned by 90 degrees."""
+    return any(len(labels[place]) > 2 for place in _labeled(labels))
+
+
+def _label(axes: Any, side: str, labels: Sequence[str], font: float) -> None:
+    """Writes the labels of one axis: only some of them, where all would overlap."""
     places = _labeled(labels)
-    upright = side == "x" and any(len(labels[place]) > 2 for place in places)
-
-    def needed(size: int) -> float:  # inches for one label
-        return _room(labels, size) + 0.06 if side == "x" and not upright else size * 1.1 / 72
-
-    if needed(font) * len(places) > inches:
-        font = min(font, 6)
-    step = places.step * -(-len(places) // max(int(inches / needed(font)), 1))
+    step = places.step * -(-len(places) // _fits(axes, side, labels, font))
     places = range(0, len(labels), step)
     words = [plain(labels[place]) for place in places]
-    axis = axes.yaxis if side == "y" else axes.xaxis
-    axis.set_ticks(places, words, rotation=90 if upright else 0, fontsize=font)
+    axis, rotation = (axes.yaxis, 0) if side == "y" else (axes.xaxis, 90 * _upright(labels))
+    axis.set_ticks(places, words, rotation=rotation, fontsize=font)
 
 
 def _labeled(labels: Sequence[str]) -> range:
@@ -231,7 +239,7 @@ def _panel_inches(places: int, panels: int) -> float:
     return min(max(CELL * places, SMALLEST), LARGEST) / (2.0 if panels > 1 else 1.0)
 
 
-def _room(labels: Sequence[str], font: int) -> float:
+def _room(labels: Sequence[str], font: float) -> float:
     """Inches that the longest label takes."""
     font_of = FontProperties(size=font)
     with warnings.catch_warnings():

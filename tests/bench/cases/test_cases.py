@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from regard.bench.cases.case import CHECKED_KEYS, CHECKED_TERMS, Case, make_inputs, select
-from regard.bench.cases.cpu_table import CPU_CASES
-from regard.bench.cases.gpu_table import GPU_CASES
+from regard.bench.cases.tables import CPU_CASES, GPU_CASES
 from regard.bench.peers.jax_peers import PEERS
-from regard.bench.results.cpu_targets import CPU_TARGETS
-from regard.bench.results.gpu_targets import GPU_TARGETS
+from regard.bench.results.targets import CPU_TARGETS, GPU_TARGETS
 
 TINY = Case("tiny", "additive", B=2, T=5, S=7, D=4, V=3)
 TABLES = {"cpu": CPU_CASES, "gpu": GPU_CASES}

@@ -7,12 +7,11 @@ import jax
 import numpy as np
 import pytest
 
-from regard.bench.cases.book import needs_memory
 from regard.bench.cases.case import Case, make_inputs
 from regard.bench.cases.expected import expected, relative_errors
-from regard.bench.cases.gpu_table import GPU_CASES
+from regard.bench.cases.tables import GPU_CASES
 from regard.bench.peers.jax_peers import PEERS, build
-from regard.bench.peers.program import Absent
+from regard.bench.peers.program import Absent, needs_memory
 from regard.bench.run.timing import DeviceClock
 
 pytestmark = pytest.mark.sampled(4)
@@ -165,7 +164,7 @@ def test_a_peer_that_is_not_installed_says_so(who, package, monkeypatch):
 
 
 def test_what_would_not_fit_is_not_tried(monkeypatch):
-    monkeypatch.setattr("regard.bench.cases.book._free_memory", lambda: 1000)
+    monkeypatch.setattr("regard.bench.peers.program._free_memory", lambda: 1000)
     with pytest.raises(Absent, match="would take about 0 GiB of 0"):
         build("book", ADDITIVE, make_inputs(ADDITIVE))
 
@@ -175,7 +174,7 @@ def test_what_would_not_fit_is_not_tried(monkeypatch):
     [("additive_256", True), ("sweep_16384_backward", True), ("sweep_32768", False)],
 )
 def test_how_far_the_book_goes_on_a_gpu(case, fits, monkeypatch):
-    monkeypatch.setattr("regard.bench.cases.book._device_memory", lambda: 132 * 2**30)
+    monkeypatch.setattr("regard.bench.peers.program._device_memory", lambda: 132 * 2**30)
     case = next(c for c in GPU_CASES if c.name == case)
     if fits:
         needs_memory(case)

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from regard.bench.cases.case import Case, make_inputs
+from regard.bench.cases.case import Case, make_inputs, useful_flops
 from regard.bench.cases.expected import expected, relative_errors
-from regard.bench.cases.flops import useful_flops
 from regard.bench.peers import program as programs
 from regard.bench.peers.jax_peers import build
 from regard.bench.peers.program import BUNDLED, chain, compile_program, on_device

@@ -8,12 +8,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from regard.bench.cases.gpu_table import GPU_CASES
-from regard.bench.results.bars import draw_speedups, speedups
-from regard.bench.results.curves import swept
-from regard.bench.results.gpu_targets import GPU_TARGETS
-from regard.bench.results.plot import draw_lengths
-from regard.bench.results.record import make_record
+from regard.bench.cases.tables import GPU_CASES
+from regard.bench.results.pictures import bars, save_pictures, speedups
+from regard.bench.results.record import make_record, swept
+from regard.bench.results.targets import GPU_TARGETS
 from regard.bench.run.measure import Row, Settings
 from regard.bench.run.timing import Timing
 from regard.cli.commands.bench import command as bench_command
@@ -63,7 +61,7 @@ def test_speedups_are_of_everybody_but_ourselves(gpu_record):
 
 def test_both_pictures_of_a_gpu_run(gpu_record, tmp_path):
     record = json.loads(json.dumps(gpu_record))
-    lengths, ratios = draw_lengths(record, tmp_path), draw_speedups(record, tmp_path)
+    lengths, ratios = save_pictures(record, tmp_path)
     assert lengths.name == f"nvidia-h200-{record['date'][:10]}.png"
     assert ratios.name == f"nvidia-h200-{record['date'][:10]}-speedups.png"
     for path in (lengths, ratios):
@@ -72,7 +70,7 @@ def test_both_pictures_of_a_gpu_run(gpu_record, tmp_path):
 
 def test_no_picture_of_no_ratio(gpu_record, tmp_path):
     rows = [row for row in gpu_record["rows"] if row["who"] == "regard"]
-    assert draw_speedups(gpu_record | {"rows": rows}, tmp_path) is None
+    assert bars(gpu_record | {"rows": rows}) is None
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)

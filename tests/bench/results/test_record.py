@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +15,8 @@ from typer.testing import CliRunner
 from regard.bench.cases.case import Case
 from regard.bench.peers import jax_peers as peers
 from regard.bench.peers.program import Absent, Program
-from regard.bench.results import bars, plot, record, report
-from regard.bench.results.cpu_targets import CPU_TARGETS
-from regard.bench.run import machine
+from regard.bench.results import pictures, record, report
+from regard.bench.results.targets import CPU_TARGETS
 from regard.bench.run.measure import AGAIN, Settings, measure_cases, steps
 from regard.cli.commands.bench import command as bench_command
 
@@ -34,6 +35,7 @@ TINY = [
         timed=False,
     ),
 ]
+SCRIPTS = Path(__file__).parents[3] / "benchmarks"
 SETTINGS = Settings(repeats=3, budget=0.1)
 
 
@@ -45,7 +47,7 @@ def rows():
 @pytest.fixture(scope="module")
 def result(rows):
     return record.make_record(
-        TINY, rows, SETTINGS, device=machine.describe_device(), targets=CPU_TARGETS, partial=True
+        TINY, rows, SETTINGS, device=record.describe_device(), targets=CPU_TARGETS, partial=True
     )
 
 
@@ -150,6 +152,22 @@ def test_json_schema(result, tmp_path):
     assert first["ms"]["low_quartile"] <= first["ms"]["median"] <= first["ms"]["high_quartile"]
 
 
+def test_scripts_write_by_the_same_writer(tmp_path):
+    path = record.write_script_record("load", {"replies": 7}, tmp_path)
+    read = json.loads(path.read_text())
+    assert path.name == f"load-{read['cores']}-cores-{read['date']}.json"
+    assert read["replies"] == 7
+    assert set(read) == {"date", "device", "cores", "versions", "replies"}
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.py")), ids=lambda path: path.stem)
+def test_no_script_has_a_writer_of_its_own(script):
+    text = script.read_text(encoding="utf-8")
+    if "--record" in text:
+        assert "regard.bench.results.record import write" in text
+        assert not re.search(r"write_text\(.*dumps", text)
+
+
 def test_a_ratio_is_over_regards_median(result):
     rows = {(row["case"], row["who"]): row for row in result["rows"]}
     book, ours = rows["tiny_loose", "book"], rows["tiny_loose", "regard"]
@@ -186,20 +204,20 @@ def test_promises_are_shown_when_measured(result):
 
 
 def test_the_picture(result, tmp_path):
-    for path in (plot.draw_lengths(result, tmp_path), bars.draw_speedups(result, tmp_path)):
-        assert path is not None
-        assert path.read_bytes().startswith(b"\x89PNG")
+    paths = pictures.save_pictures(result, tmp_path)
+    assert len(paths) == 2
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
 
 
 def test_no_picture_of_one_length(result, tmp_path):
     rows = [row for row in result["rows"] if row["case"] != "sweep_16"]
-    assert plot.draw_lengths(result | {"rows": rows}, tmp_path) is None
+    assert pictures.curves(result | {"rows": rows}) is None
 
 
 @pytest.fixture
 def command(monkeypatch, tmp_path):
     """`regard bench` over the tiny cases, in an empty folder."""
-    monkeypatch.setattr("regard.bench.cases.cpu_table.CPU_CASES", tuple(TINY))
+    monkeypatch.setattr("regard.bench.cases.tables.CPU_CASES", tuple(TINY))
     monkeypatch.chdir(tmp_path)
     app = typer.Typer()
     app.command()(bench_command)

@@ -2,10 +2,16 @@
 
 import pytest
 
-from regard.bench.cases.gpu_table import GPU_CASES
-from regard.bench.results.cpu_targets import CPU_TARGETS
-from regard.bench.results.gpu_targets import GPU_TARGETS
-from regard.bench.results.targets import Target, cheaper, faster, judge, within
+from regard.bench.cases.tables import GPU_CASES
+from regard.bench.results.targets import (
+    CPU_TARGETS,
+    GPU_TARGETS,
+    Target,
+    cheaper,
+    faster,
+    judge,
+    within,
+)
 from regard.bench.run.measure import Row
 from regard.bench.run.timing import Timing
 

@@ -13,9 +13,15 @@ from typer.testing import CliRunner
 from regard.bench.cases.case import Case
 from regard.bench.run import processes
 from regard.bench.run.measure import AGAIN, Row, Settings
-from regard.bench.run.processes import environment, in_table_order, measure_in_processes
+from regard.bench.run.processes import (
+    environment,
+    in_table_order,
+    measure_in_processes,
+    read_case,
+    read_row,
+    write_row,
+)
 from regard.bench.run.timing import Timing
-from regard.bench.run.wire import read_case, read_row, write_row
 from regard.cli.commands.bench import command as bench_command
 
 DOT = Case(

@@ -1,13 +1,13 @@
-"""What a case of the benchmark is: a named problem, and the arrays it is worked on.
+"""What a case of the benchmark is: a named problem, its arrays, its masks and its operations.
 
-A case says what is computed, never by whom: peers and timing live in their own files. The tables
-of cases, shared with the tests, are cpu_table.py and gpu_table.py.
+A case says what is computed; the programs that compute it are in `peers`. The tables of cases,
+shared with the tests, are in tables.py.
 """
 
 import dataclasses
 import fnmatch
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -204,3 +204,55 @@ def select(cases: Sequence[Case], patterns: Sequence[str] = ()) -> tuple[Case, .
         for case in cases
         if not patterns or any(fnmatch.fnmatch(case.name, p) for p in patterns)
     )
+
+
+def useful_flops(case: Case) -> float | None:
+    """Operations of the matrix products over the pairs that take part; None where no count fits.
+
+    A pair of query and key costs D products for its score and V to pool its value, two
+    operations each. The backward pass makes the score again (D), and takes the gradients of
+    query (D), key (D), weight (V) and value (V): 3D + 2V, the count that flash attention's
+    papers use. Projections and features are not counted: they are overhead, linear in T and S.
+    An additive score has no such count, because its work is tanh by one way and matrix products
+    of another width by the other.
+
+    >>> useful_flops(Case("full", "dot", B=1, T=2, S=8, D=4, V=4))
+    256.0
+    >>> useful_flops(Case("causal", "dot", B=1, T=8, S=8, D=4, V=4, mask="causal"))
+    576.0
+    """
+    if case.score == "additive":
+        return None
+    forward, backward = case.D + case.V, 3 * case.D + 2 * case.V
+    per_pair = {
+        "forward": forward,
+        "backward": backward,
+        "forward+backward": forward + backward,
+    }[case.direction]
+    return 2.0 * _pairs(case) * per_pair
+
+
+def _pairs(case: Case) -> int:
+    """Unmasked pairs of query and key, over examples and heads."""
+    if case.mask in ("causal", "triangular"):
+        # Query t sees t + 1 keys; the causal diagonal of a wide case ends at its last key.
+        first = case.S - case.T if case.mask == "causal" else 0
+        seen = sum(min(case.S, max(0, first + t + 1)) for t in range(case.T))
+    elif case.mask == "lengths":
+        seen = case.T * max(1, case.S // 2)
+    else:
+        seen = case.T * case.S
+    return case.B * (case.N or 1) * seen
+
+
+def dense_mask(case: Case, valid_lens: Any) -> Any:
+    """The mask as booleans [B or 1, 1, T or 1, S]; None without one."""
+    keys = jnp.arange(case.S, dtype=jnp.int32)
+    if case.mask == "causal":
+        last = jnp.arange(case.T, dtype=jnp.int32)[:, None] + (case.S - case.T)
+        return (keys[None, :] <= last)[None, None]
+    if valid_lens is None:
+        return None
+    lens = jnp.asarray(valid_lens)
+    lens = lens[:, None, None, None] if lens.ndim == 1 else lens[:, None, :, None]
+    return keys[None, None, None, :] < lens

@@ -1,4 +1,4 @@
-"""Everybody who can do a case: regard, and the others that are installed.
+"""The programs that can run a case: regard, and its peers that are installed.
 
 Each is one function from a case and its inputs to a `Program`. One that is not installed or
 cannot do the case raises `Absent` with the reason. Adding a peer is one function and one line
@@ -15,11 +15,16 @@ import jax
 import jax.numpy as jnp
 
 import regard
-from regard.bench.cases.book import MASKED, needs_memory
-from regard.bench.cases.case import Case, Inputs
-from regard.bench.cases.masks import dense_mask
+from regard.bench.cases.case import Case, Inputs, dense_mask
 from regard.bench.peers import kernels
-from regard.bench.peers.program import Absent, Program, compile_program, import_peer
+from regard.bench.peers.program import (
+    MASKED,
+    Absent,
+    Program,
+    compile_program,
+    import_peer,
+    needs_memory,
+)
 from regard.bench.peers.torch_peers import build_flex, build_torch
 
 

@@ -1,8 +1,9 @@
-"""One attention, ready to be run: what a peer hands to the timing loop.
+"""One attention, ready to be run: what a peer gives to the timing loop.
 
 `compile_program` makes one from a JAX function; a peer of another framework makes its own.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import os
@@ -170,7 +171,7 @@ def chain(step: Callable[..., Any]) -> Callable[..., Any]:
             kept.append((results, lifted))
             turned = {"query": results["out"], "key": arrays["query"], "value": arrays["key"]}
             arrays = arrays | turned
-        return kept  # all of it: a gradient that nobody reads would not be made
+        return kept  # all results: XLA removes a gradient that is not used
 
     return steps
 
@@ -199,3 +200,39 @@ def _burst(compiled: Any, cotangent: jax.Array, arguments: Any) -> Burst:
         return time.perf_counter() - start
 
     return burst
+
+
+MASKED = -1e6  # what the book writes over masked scores
+
+
+def needs_memory(case: Case) -> None:
+    """Refuses a (B, T, S, h) tensor that would not fit; on a CPU the system would kill us instead.
+
+    Raises:
+        Absent: with what it would take. Only for a case that is run.
+    """
+    if not case.timed:
+        return
+    needed = case.terms * jnp.dtype(case.dtype).itemsize * _copies(case)
+    there = _device_memory() if case.device == "gpu" else _free_memory()
+    if there is not None and needed > 0.8 * there:
+        raise Absent(f"would take about {needed / 2**30:.0f} GiB of {there / 2**30:.0f}")
+
+
+def _copies(case: Case) -> int:
+    """How many tensors of that size are held at once: on a GPU the sum is fused into the tanh."""
+    if case.backward:
+        return 3
+    return 1 if case.device == "gpu" else 2
+
+
+def _free_memory() -> int | None:
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _device_memory() -> int | None:
+    return (jax.devices()[0].memory_stats() or {}).get("bytes_limit")

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.bench.cases.book import MASKED, needs_memory
-from regard.bench.cases.case import Case, Inputs
-from regard.bench.cases.masks import dense_mask
-from regard.bench.peers.program import BUNDLED, Absent, Program, import_peer
+from regard.bench.cases.case import Case, Inputs, dense_mask
+from regard.bench.peers.program import BUNDLED, MASKED, Absent, Program, import_peer, needs_memory
 from regard.bench.run.timing import Queued, Run
 
 COMPILED_MASKS = 64  # FlexAttention is compiled once for each shape and mask, and torch counts

@@ -14,7 +14,15 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-from regard.bench.results.curves import BACKWARD, SWEPT, Curves, median_ms, sweep_case, swept
+from regard.bench.results.record import (
+    BACKWARD,
+    SWEPT,
+    Curves,
+    case_words,
+    median_ms,
+    sweep_case,
+    swept,
+)
 from regard.bench.run.measure import AGAIN
 
 
@@ -41,7 +49,7 @@ def progress_bar(console: Console, total: int) -> Iterator[Callable[[str, float]
 
 
 def progress_lines(console: Console) -> Callable[[str, float], None]:
-    """A line for everything that goes on, with the seconds since the start: for a run that may be
+    """Prints a line for each step, with the seconds since the start: for a run that may be
     cut off, or watched from afar."""
     start = time.perf_counter()
 
@@ -57,24 +65,6 @@ def tables(record: dict[str, Any]) -> Group:
     return Group(
         _title(record), *filter(None, (_times(record), *_lengths(record), _verdicts(record)))
     )
-
-
-def describe_case(case: dict[str, Any]) -> str:
-    """The shapes of a case in one line.
-
-    >>> describe_case(dict(B=2, T=8, S=8, N=4, D=64, V=64, dtype="float32", mask="causal"))
-    'B=2 T=S=8 N=4 D=V=64 causal'
-    """
-    same_length, same_width = case["T"] == case["S"], case["D"] == case["V"]
-    parts = [
-        f"B={case['B']}",
-        f"T=S={case['T']}" if same_length else f"T={case['T']} S={case['S']}",
-        f"N={case['N']}" if case["N"] else "",
-        f"D=V={case['D']}" if same_width else f"D={case['D']} V={case['V']}",
-        case["dtype"] if case["dtype"] != "float32" else "",
-        case["mask"] if case["mask"] != "none" else "",
-    ]
-    return " ".join(part for part in parts if part)
 
 
 def _title(record: dict[str, Any]) -> Text:
@@ -117,7 +107,7 @@ def _times(record: dict[str, Any]) -> Table | None:
     cases = {case["name"]: case for case in record["cases"]}
     for name in dict.fromkeys(row["case"] for row in rows):
         table.add_row(Text(name, "bold"))
-        table.add_row(Text(describe_case(cases[name]), "dim"))
+        table.add_row(Text(case_words(cases[name]), "dim"))
         for row in rows:
             if row["case"] == name:
                 table.add_row(*_cells(row))

@@ -1,13 +1,14 @@
 """What is promised, and whether a run kept it.
 
-The mechanism is here; the promises are in cpu_targets.py and gpu_targets.py. A ratio is always one
-of a single run. Absolute numbers are promised for one named GPU only.
+A promised ratio is always one of a single run. Absolute numbers are promised for one NVIDIA H200
+in bfloat16 only (design section 7); elsewhere they are for information.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from regard.bench.cases.tables import GPU_CASES, JAX_PEERS, LINEAR_LENGTHS
 from regard.bench.run.measure import AGAIN, Row
 
 Place = tuple[str, str]  # a case and who
@@ -127,3 +128,110 @@ def _noise(rows: Sequence[Row], found: Mapping[Place, Row]) -> dict[str, float]:
         if row.who == AGAIN and row.timing and first and first.timing:
             noise[row.group] = abs(row.timing.median / first.timing.median - 1)
     return noise
+
+
+CPU_TARGETS = (
+    faster(
+        "additive, tolerance 1e-3, over the book's form, forward", "additive_book_1e-3", "book", 4.0
+    ),
+    faster(
+        "additive, tolerance 1e-3, over the book's form, forward+backward",
+        "additive_book_1e-3_backward",
+        "book",
+        4.0,
+    ),
+    faster(
+        "additive, default tolerance, over the book's form, forward", "additive_book", "book", 2.0
+    ),
+    faster(
+        "additive, default tolerance, over the book's form, forward+backward",
+        "additive_book_backward",
+        "book",
+        2.0,
+    ),
+    faster("dot product over jax.nn, forward", "dot_heads", "jax.nn", 2.5),
+    faster("dot product over jax.nn, forward+backward", "dot_heads_backward", "jax.nn", 2.5),
+    faster("dot product over torch, forward", "dot_heads", "torch", 0.9),
+    faster("dot product over torch, forward+backward", "dot_heads_backward", "torch", 0.9),
+    cheaper("causal over unmasked, T=4096", "causal_4096", ("full_4096", "regard"), 0.65),
+    Target(
+        "the lift with its range check over the lift without",
+        (("additive_guard", "lift"),),
+        ("additive_guard", "unguarded"),
+        1.05,
+        at_least=False,
+    ),
+    cheaper("Gaussian over dot product", "gaussian_heads", ("dot_heads", "regard"), 1.1),
+    cheaper("bilinear over dot product", "bilinear_heads", ("dot_heads", "regard"), 1.1),
+    within("additive training at 16384, temporaries", "memory_16384", 1024.0, "MiB"),
+    cheaper(
+        "additive training, 16384 over 8192",
+        "memory_16384",
+        ("memory_8192", "regard"),
+        2.3,
+        "MiB",
+    ),
+)
+
+
+def _additive(what: str, case: str, ms: float, times: float) -> tuple[Target, Target]:
+    """All in: features, guard and kernel. As time, and over the book's form in the same run."""
+    return (
+        within(f"additive, {what}", case, ms),
+        faster(f"additive, {what}, over the book's form", case, "book", times),
+    )
+
+
+def _kernel_rate(case: str, reach: float) -> Target:
+    """Useful operations of the wide kernel alone."""
+    width, _, backward = case.removeprefix("kernel_").partition("_")
+    promise = f"wide kernel alone, width {width}, {backward or 'forward'}"
+    return Target(promise, ((case, "regard"),), None, reach, at_least=True, measure="TFLOP/s")
+
+
+_SHORT, _LONG = LINEAR_LENGTHS
+
+GPU_TARGETS = (
+    *_additive("default tolerance, forward", "additive", 0.65, 28.0),
+    *_additive("tolerance 2e-2, forward", "additive_2e-2", 0.45, 40.0),
+    *_additive("default tolerance, forward+backward", "additive_backward", 2.9, 12.0),
+    *_additive("h=V=256, forward", "additive_256", 2.9, 25.0),
+    *(_kernel_rate(f"kernel_{width}", 600.0) for width in (768, 896, 1024)),
+    _kernel_rate("kernel_3072", 550.0),
+    *(_kernel_rate(f"kernel_{width}_backward", 450.0) for width in (768, 896, 1024)),
+    cheaper(
+        "additive, error of the output over the book's form's",
+        "error_1024",
+        ("error_1024", "book"),
+        0.6,
+        "error",
+    ),
+    within("additive training at 131072, memory", "sweep_131072_backward", 40.0, "peak GiB"),
+    cheaper(
+        "triangular lengths over cuDNN unmasked",
+        "triangular_64",
+        ("dot_64", "jax.nn cudnn"),
+        0.6,
+    ),
+    cheaper("Gaussian over dot product", "gaussian_128", ("dot_128", "regard"), 1.1),
+    cheaper("bilinear over dot product", "bilinear_128", ("dot_128", "regard"), 1.1),
+    *(
+        faster(f"{case.name} over the best of jax.nn", case.name, JAX_PEERS, 0.97)
+        for case in GPU_CASES
+        if set(JAX_PEERS) <= set(case.against)
+    ),
+    faster("additive, exact, forward, over the book's form", "additive_exact", "book", 4.0),
+    faster(
+        "additive, exact, forward+backward, over the book's form",
+        "additive_exact_backward",
+        "book",
+        4.0,
+    ),
+    cheaper(
+        f"additive, exact, memory of {_LONG} over {_SHORT}",
+        f"memory_exact_{_LONG}",
+        (f"memory_exact_{_SHORT}", "regard"),
+        2.3,
+        "peak GiB",
+    ),
+)

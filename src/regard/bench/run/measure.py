@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from regard.bench.cases.case import Case, Inputs, make_inputs
+from regard.bench.cases.case import Case, Inputs, make_inputs, useful_flops
 from regard.bench.cases.expected import allowed_error, expected, relative_errors
-from regard.bench.cases.flops import useful_flops
 from regard.bench.peers import jax_peers as peers
 from regard.bench.peers.program import Absent, Program
 from regard.bench.run.timing import Clock, Run, Timing, interleave, rounds_within, wall_clock
@@ -102,7 +101,7 @@ def measure_cases(
         watch: told what is going on; the numbers add up to `steps(cases)`.
 
     Returns:
-        A row for every case and everybody it is measured against, in table order, and one
+        A row for every case and every program that is measured on it, in table order, and one
         more (`AGAIN`) for the first case of each timed group that asks for several rounds.
     """
     groups = measure_groups(cases, settings or Settings(), watch)

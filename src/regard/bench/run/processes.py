@@ -1,7 +1,11 @@
 """One process for each framework, so that none takes the device's memory from another.
 
-The parent never touches the device. A process that dies or falls silent costs the group it was
-at, which becomes rows with the reason; another goes on with the groups after it.
+The parent (first half) never touches the device. When a process dies or falls silent, the group
+that it was measuring becomes rows with the reason, and a new process measures the other groups.
+The worker (second half) reads its request from standard input and answers with lines of JSON of
+one key: "ready" when the device has answered (with its description), "watch" for progress, "rows"
+for a measured group, "error" when it cannot begin, "sick" when its device no longer answers and
+another process has to take over, and "done" last.
 """
 
 import json
@@ -11,17 +15,21 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+import jax
+import jax.numpy as jnp
+
 from regard.bench.cases.case import Case, Device
 from regard.bench.peers import jax_peers as peers
-from regard.bench.run.measure import AGAIN, Row, Settings, Watch, plan
-from regard.bench.run.wire import read_row
+from regard.bench.results.record import describe_device
+from regard.bench.run.measure import AGAIN, Row, Settings, Watch, measure_groups, plan
+from regard.bench.run.timing import DeviceClock, Timing
 
-WORKER = [sys.executable, "-m", "regard.bench.run.worker"]
+WORKER = [sys.executable, "-c", "from regard.bench.run.processes import work; work()"]
 READING = 0.02  # seconds of one reading of the device's clock
 SILENCE = 240.0  # seconds without a word after which a process is given up: a kernel may hang
 THREADS = 8  # that work out right answers, and that compile; torch's compiler wants one
@@ -176,3 +184,88 @@ def _read_lines(stream: IO[str], lines: "queue.Queue[str | None]") -> None:
         for line in stream:
             lines.put(line)
     lines.put(None)
+
+
+Send = Callable[[str, Any], None]
+
+
+def work() -> None:
+    """The worker: answers the request on standard input."""
+    send = _sender()
+    answer(json.load(sys.stdin), send)
+    send("done", None)
+
+
+def answer(request: dict[str, Any], send: Send) -> None:
+    """Measures what a request asks for, telling everything by `send`."""
+    clock = DeviceClock(least=request["reading"])
+    settings = Settings(clock=clock, reading=clock.least, **request["settings"])
+    try:
+        send("ready", describe_device())
+    except Exception as error:  # no such device, or no such plugin: JAX has several ways to say so
+        words = (str(error).strip() or type(error).__name__).splitlines()[0]
+        send("error", f"JAX finds no {os.environ.get('JAX_PLATFORMS')} device ({words})")
+        return
+    for rows in measure_groups(
+        [read_case(case) for case in request["cases"]], settings, watch_by(send)
+    ):
+        send("rows", [write_row(row) for row in rows])
+        if not _device_answers():
+            send("sick", None)
+            return
+
+
+def watch_by(send: Send) -> Watch:
+    """Passes on what is going on, but not every single run."""
+
+    def watch(what: str, further: float) -> None:
+        if not further:
+            send("watch", what)
+
+    return watch
+
+
+def _sender() -> Send:
+    """Messages go to what was the standard output; what others print there goes to the errors."""
+    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    one_at_a_time = threading.Lock()
+
+    def send(kind: str, content: Any) -> None:
+        with one_at_a_time:
+            channel.write(json.dumps({kind: content}) + "\n")
+            channel.flush()
+
+    return send
+
+
+def _device_answers() -> bool:
+    """Whether the device can still be used: a kernel's bad access ends it for a whole process."""
+    torch = sys.modules.get("torch")
+    try:
+        jax.block_until_ready(jnp.zeros(1) + 1)
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def read_case(fields: dict[str, Any]) -> Case:
+    """A case from JSON; `dataclasses.asdict` writes it."""
+    return Case(**fields | {"against": tuple(fields["against"])})
+
+
+def write_row(row: Row) -> dict[str, Any]:
+    """A row for JSON.
+
+    >>> read_row(write_row(Row("case", "book", timing=Timing((1.0, 2.0))))).timing
+    Timing(seconds=(1.0, 2.0))
+    """
+    return vars(row) | {"timing": row.timing and row.timing.seconds}
+
+
+def read_row(fields: dict[str, Any]) -> Row:
+    """A row from JSON."""
+    seconds = fields["timing"]
+    return Row(**fields | {"timing": Timing(tuple(seconds)) if seconds else None})

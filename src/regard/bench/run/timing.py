@@ -1,4 +1,4 @@
-"""Timing: everybody in one process, in turns, in an order that rotates; medians.
+"""Timing: all programs in one process, in turns, in an order that rotates; medians.
 
 What is left out: what is run (see `program.py`) and where the numbers go (see `report.py`).
 On a GPU `DeviceClock` takes the place of `wall_clock`, without touching the loop.
@@ -131,8 +131,10 @@ class _Plan:
 
 
 def turn_order(count: int, turn: int) -> list[int]:
-    """Who runs when in this turn: forwards and backwards, then rotated by one, so that nobody
-    always comes first, nor always after the same neighbor.
+    """The order of the programs in this turn.
+
+    Forwards and backwards, then rotated by one, so that no program always comes first, nor always
+    after the same neighbor.
 
     >>> [turn_order(3, turn) for turn in range(4)]
     [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1]]
@@ -149,7 +151,7 @@ def interleave(
     rest: float = REST_SECONDS,
     progress: Callable[[Hashable], None] = lambda who: None,
 ) -> dict[Hashable, Timing]:
-    """Runs everybody `rounds` times in turns.
+    """Runs every program `rounds` times, in turns.
 
     >>> timings = interleave({"a": lambda: None, "b": lambda: None}, rounds=3, rest=0)
     >>> len(timings["a"].seconds)

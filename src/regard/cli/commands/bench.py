@@ -109,12 +109,12 @@ def _bench(
 
 def _of(device: str) -> tuple[Sequence["Case"], Sequence[Any]]:
     """The cases and the promises of a device."""
-    from regard.bench.cases import cpu_table, gpu_table
-    from regard.bench.results import cpu_targets, gpu_targets
+    from regard.bench.cases import tables
+    from regard.bench.results import targets
 
     if device == "gpu":
-        return gpu_table.GPU_CASES, gpu_targets.GPU_TARGETS
-    return cpu_table.CPU_CASES, cpu_targets.CPU_TARGETS
+        return tables.GPU_CASES, targets.GPU_TARGETS
+    return tables.CPU_CASES, targets.CPU_TARGETS
 
 
 def _select(table: Sequence["Case"], patterns: list[str]) -> tuple["Case", ...]:
@@ -131,12 +131,12 @@ def _on_cpu(cases: Sequence["Case"], settings: "Settings") -> tuple[list["Row"],
     import jax
     from rich.console import Console
 
-    from regard.bench.results import report
-    from regard.bench.run import machine, measure
+    from regard.bench.results import record, report
+    from regard.bench.run import measure
 
     jax.config.update("jax_platforms", "cpu")  # also where there is a GPU
     with report.progress_bar(Console(stderr=True), measure.steps(cases)) as watch:
-        return measure.measure_cases(cases, settings, watch), machine.describe_device()
+        return measure.measure_cases(cases, settings, watch), record.describe_device()
 
 
 def _on_gpu(cases: Sequence["Case"], settings: "Settings") -> tuple[list["Row"], dict[str, Any]]:
@@ -175,28 +175,29 @@ def _draw(record: dict[str, Any], folder: Path) -> None:
         fix = 'pip install "regard[bench]", or regard bench --draw FILE on a machine that has it'
         typer.echo(f"no picture: {error}. Fix: {fix}", err=True)
         return
-    from regard.bench.results import bars, plot
+    from regard.bench.results.pictures import save_pictures
 
-    for picture in (plot.draw_lengths(record, folder), bars.draw_speedups(record, folder)):
-        if picture is not None:
-            typer.echo(f"picture: {picture}", err=True)
+    for picture in save_pictures(record, folder):
+        typer.echo(f"picture: {picture}", err=True)
 
 
 def _tune(patterns: list[str], out: Path | None) -> None:
     """Lines for the tuned table, on the terminal and, with --out, in a file there."""
-    from regard.bench.cases import gpu_table
+    from regard.bench.cases import tables
+    from regard.bench.peers import kernels
     from regard.bench.peers.program import Absent
-    from regard.bench.run import tune
 
-    cases = _select(gpu_table.GPU_CASES, patterns)
+    cases = _select(tables.GPU_CASES, patterns)
     try:
-        lines = tune.tune(cases, watch=lambda what: typer.echo(what, err=True))
+        lines = kernels.tune(cases, watch=lambda what: typer.echo(what, err=True))
     except Absent as reason:
         typer.echo(f"nothing to tune: {reason}", err=True)
         raise typer.Exit(1) from None
     typer.echo("\n".join(lines))
     if out is not None:
+        from regard.atomic_file import write_atomically
+
         out.mkdir(parents=True, exist_ok=True)
         path = out / "blocks.txt"
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_atomically(path, "\n".join(lines) + "\n")
         typer.echo(f"lines: {path}", err=True)

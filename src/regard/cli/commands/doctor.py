@@ -58,11 +58,11 @@ def _tell(found: dict[str, Any], as_json: bool) -> None:
 
 def examine() -> dict[str, Any]:
     """All findings, in JSON types."""
-    from regard.bench.run import machine
+    from regard.bench.results import record
 
     found: dict[str, Any] = {
         "healthy": False,
-        "versions": machine.versions(),
+        "versions": record.versions(),
         "system": f"{platform.system()} {platform.machine()}",
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "devices": [],
@@ -91,9 +91,9 @@ def examine() -> dict[str, Any]:
 def _devices() -> list[dict[str, Any]]:
     import jax
 
-    from regard.bench.run import machine
+    from regard.bench.results import record
 
-    named = machine.describe_device()
+    named = record.describe_device()
     return [
         {
             "platform": device.platform,

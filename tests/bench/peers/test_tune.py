@@ -13,9 +13,9 @@ import typer
 from typer.testing import CliRunner
 
 from regard.bench.cases.case import Case
-from regard.bench.cases.gpu_table import GPU_CASES
+from regard.bench.cases.tables import GPU_CASES
+from regard.bench.peers.kernels import SHARED_BYTES, all_candidates, tune
 from regard.bench.peers.program import Absent
-from regard.bench.run.tune import SHARED_BYTES, all_candidates, tune
 from regard.cli.commands.bench import command as bench_command
 
 CASE = Case("kernel_16", "features", B=1, T=8, S=8, D=16, V=4, dtype="float32")
@@ -99,8 +99,9 @@ def test_candidates_fit_shared_memory():
 
 
 def test_command(kernel, monkeypatch, tmp_path):
-    monkeypatch.setattr("regard.bench.cases.gpu_table.GPU_CASES", (CASE,))
-    monkeypatch.setattr("regard.bench.run.tune.all_candidates", lambda case, make: [make(8, 16)])
+    monkeypatch.setattr("regard.bench.cases.tables.GPU_CASES", (CASE,))
+    tried = "regard.bench.peers.kernels.all_candidates"
+    monkeypatch.setattr(tried, lambda case, make: [make(8, 16)])
     app = typer.Typer()
     app.command()(bench_command)
     done = CliRunner().invoke(app, ["--tune", "--out", str(tmp_path)])
