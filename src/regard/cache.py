@@ -178,7 +178,21 @@ class KVCache:
         lefts = [band.left for band in given.bands if band.left is not None]
         keys = jnp.arange(self.max_len, dtype=jnp.int32)[None, None, None]
         windows = (keys >= position[:, None, :, None] - min(lefts),) if lefts else ()  # [B,1,T,S]
-        return replace(given, lens=(*given.lens, ends), arrays=(*given.arrays, *windows), bands=())
+        excluded = tuple(self._in_positions(mask, position) for mask in given.excluded)
+        arrays = (*given.arrays, *windows)
+        return replace(given, lens=(*given.lens, ends), arrays=arrays, bands=(), excluded=excluded)
+
+    def _in_positions(self, mask: Mask, position: Array) -> Mask:
+        """The same mask, bands as arrays over the cache's keys, [B, 1, T, S]."""
+        keys = jnp.arange(self.max_len, dtype=jnp.int32)[None, None, None]
+        at, arrays = position[:, None, :, None], []
+        for band in mask.bands:
+            if band.right is not None:
+                arrays.append(keys <= at + band.right)
+            if band.left is not None:
+                arrays.append(keys >= at - band.left)
+        excluded = tuple(self._in_positions(inner, position) for inner in mask.excluded)
+        return replace(mask, arrays=(*mask.arrays, *arrays), bands=(), excluded=excluded)
 
     def late(self, count: int, lens: Array) -> Array | None:
         """bool (B, count): queries past the cache's end; None where there are known to be none."""

@@ -1,5 +1,6 @@
 """Incremental decoding: a cache fed in chunks is the full causal pass, and its end is watched."""
 
+import flax.nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -422,3 +423,25 @@ def test_linen_needs_the_widths_for_a_cache():
         regard.linen.MultiHeadAttention(4).init_cache(2, 5)
     made = regard.linen.MultiHeadAttention(4, query_head_features=3, value_head_features=2)
     assert made.init_cache(2, 5).value.shape == (2, 5, 4, 2)
+
+
+# ---------------------------------------------------------------------------------------------
+# Unions and complements: bands in them are positions of the text too.
+
+UNIONS = {
+    "window or start": regard.Mask.window(1, 0) | regard.Mask.lengths(jnp.array([1])),
+    "not a window": ~regard.Mask.window(2, 1) | regard.Mask.window(0, 0),
+}
+
+
+@pytest.mark.parametrize("name", UNIONS)
+def test_unions_with_a_cache_equal_the_full_pass(name):
+    mask = UNIONS[name]
+    module = regard.nnx.MultiHeadAttention(2, 8, rngs=flax.nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (2, 7, 8), jnp.float32)
+    expected = module(x, mask=regard.Mask.causal() & mask)
+    cache, rows = module.init_cache(2, 9), []
+    for chunk in (x[:, :4], x[:, 4:5], x[:, 5:]):
+        out, cache = module(chunk, mask=mask, cache=cache)
+        rows.append(out)
+    np.testing.assert_allclose(jnp.concatenate(rows, 1), expected, atol=2e-6)

@@ -301,9 +301,11 @@ def _as_mask(mask: Mask | Array | None, valid_lens: Array | None, batch: tuple[i
     elif not isinstance(mask, Mask):
         mask = Mask.boolean(_as_bool(jnp.asarray(mask)))
     if valid_lens is not None:
-        mask = mask & Mask.lengths(jnp.asarray(valid_lens))
-    if len(batch) == 1:
-        return mask
+        mask = mask & Mask.lengths(valid_lens)
+    return mask if len(batch) == 1 else _flat_mask(mask, batch)
+
+
+def _flat_mask(mask: Mask, batch: tuple[int, ...]) -> Mask:
     ids = [
         tuple(_flat(x, batch, 1) if jnp.ndim(x) > 1 else x for x in pair)
         for pair in mask.segment_ids
@@ -313,6 +315,7 @@ def _as_mask(mask: Mask | Array | None, valid_lens: Array | None, batch: tuple[i
         lens=tuple(_flat(lens, batch) if jnp.ndim(lens) else lens for lens in mask.lens),
         segment_ids=tuple((query_ids, key_ids) for query_ids, key_ids in ids),
         arrays=tuple(_flat_pairs(array, batch) for array in mask.arrays),
+        excluded=tuple(_flat_mask(inner, batch) for inner in mask.excluded),
     )
 
 
@@ -355,6 +358,7 @@ def _mask_of_heads(mask: Mask, heads: tuple[int, ...], num_heads: int) -> Mask:
         mask,
         lens=tuple(_take(lens, heads, 1) if jnp.ndim(lens) == 3 else lens for lens in mask.lens),
         arrays=tuple(_pairs_of_heads(array, heads, num_heads) for array in mask.arrays),
+        excluded=tuple(_mask_of_heads(inner, heads, num_heads) for inner in mask.excluded),
     )
 
 
