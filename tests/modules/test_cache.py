@@ -429,7 +429,7 @@ def test_linen_needs_the_widths_for_a_cache():
 # Unions and complements: bands in them are positions of the text too.
 
 UNIONS = {
-    "window or start": regard.Mask.window(1, 0) | regard.Mask.lengths(jnp.array([1])),
+    "window or start": regard.Mask.window(1, 0) | regard.Mask.lengths(jnp.array(1)),
     "not a window": ~regard.Mask.window(2, 1) | regard.Mask.window(0, 0),
 }
 
