@@ -103,6 +103,14 @@ def test_a_learn_page_asserts_what_it_claims(page):
     assert any(isinstance(node, ast.Assert) for node in statements)
 
 
+@pytest.mark.parametrize("page", LEARN, ids=lambda page: page.stem)
+def test_every_question_to_try_has_an_answer_that_unfolds(page):
+    text = page.read_text()
+    questions, _, rest = text.partition('!!! tip "Try this"')[2].partition("??? note")
+    answers = rest.partition("\nNext:")[0].partition("\nThat was")[0]
+    assert questions.count("\n    - ") == answers.count("\n    - ") >= 3
+
+
 def test_the_additive_page_learns_the_antidiagonal():
     """Its blocks as one program, the asserts among them: each query must find its key."""
     blocks = EXECUTED.findall((DOCS / "learn" / "additive.md").read_text())
