@@ -20,7 +20,7 @@ function drawHeads(map) {
     const canvas = make("canvas", { width: S, height: T, "aria-hidden": "true" });
     const pen = canvas.getContext("2d"), image = pen.createImageData(S, T);
     for (let i = 0; i < T * S; i++) {
-      const share = map.weight(ownView.at.layer, head, Math.floor(i / S), i % S) / map.high;
+      const share = map.weight(ownView.at.layer, head, Math.floor(i / S), i % S) / map.top;
       image.data.set([...color(share), 255], 4 * i);
     }
     pen.putImageData(image, 0, 0);

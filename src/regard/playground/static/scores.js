@@ -65,7 +65,7 @@ async function refresh() {
     drawNumbers(found);
     const map = ofRows(found.weights, names(points.query.length, "q"),
       names(points.key.length, "k"));
-    scoresView.show({ ...map, high: Math.max(map.high, 1) });
+    scoresView.show({ ...map, top: Math.max(map.top, 1) });
     scoresView.choose(view);
   } catch (error) {
     if (number === asked) byId("scores-error").textContent = error.message;

@@ -65,7 +65,7 @@ function chooseHypothesis(index) {
     button.addEventListener("click", () => { stop(); chooseHypothesis(i); });
     return make("li", {}, button);
   }));
-  translateView.show({ ...ofRows(one.withEnd, one.target_words, one.keys), high: 1 });
+  translateView.show({ ...ofRows(one.withEnd, one.target_words, one.keys), top: 1 });
   byId("step").max = one.target_words.length + 1;
   goTo(null);
 }
