@@ -50,11 +50,11 @@ def kernel(monkeypatch):
 
     package = types.ModuleType("stand_in")
     package.pool_features = pool_features
-    blocks = types.ModuleType("stand_in.blocks")
+    blocks = types.ModuleType("stand_in.block_shapes")
     blocks.Blocks, blocks.forced_blocks = Blocks, forced_blocks
     blocks.WIDTHS, blocks.VALUE_WIDTHS = (8, 32), (1, 2)
     monkeypatch.setitem(sys.modules, "stand_in", package)
-    monkeypatch.setitem(sys.modules, "stand_in.blocks", blocks)
+    monkeypatch.setitem(sys.modules, "stand_in.block_shapes", blocks)
     monkeypatch.setattr("regard.bench.peers.kernels.WIDE_KERNEL", "stand_in")
 
 

@@ -81,7 +81,7 @@ byId("own-file").addEventListener("change", async () => {
     for (const layer of weights) for (const rows of layer) checkRows(rows, queries, keys);
     const high = weights.flat(3).reduce((most, weight) => Math.max(most, weight), 1);
     showOwn({ queries: queries.map(String), keys: keys.map(String), layers: weights.length,
-      heads: weights[0].length, high,
+      heads: weights[0].length, top: high,
       weight: (layer, head, row, column) => weights[layer][head][row][column] }, String(title));
   } catch (error) {
     // A file that save() did not write fails somewhere above, with an error of the browser's own.
