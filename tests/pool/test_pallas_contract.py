@@ -703,7 +703,8 @@ def test_refuses_a_gpu_that_is_too_old(monkeypatch):
 
 def test_another_backend_takes_what_is_refused():
     with interpreted():
-        said = regard.explain(*tensors(V=257), implementation=["pallas", "blockwise"])
+        names = ["pallas", "blockwise"]
+        said = regard.explain(*tensors(V=257), implementation=names, verbose=True)
     assert said.startswith("blockwise runs: ")
     assert "not pallas: values wider than 256" in said
 
@@ -715,8 +716,8 @@ def test_explains_its_kernel(device, kernel, monkeypatch):
     monkeypatch.setattr(placement, "_described", lambda _: device)
     said = regard.explain(*tensors(), implementation="pallas")
     kernel = kernel if MOSAIC_HERE else "Triton"
-    assert f"pallas runs: asked for; memory linear in T and S; {kernel} kernel" in said
-    assert said.endswith("over features of width 8")
+    assert f"pallas runs: asked for; {kernel} kernel, memory linear in T and S" in said
+    assert said.endswith("scores by an inner product of width 8, exact")
 
 
 def test_explains_the_exact_kernel(monkeypatch):

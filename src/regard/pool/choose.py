@@ -115,8 +115,7 @@ class Choice:
         """For `regard.explain`: two lines, or all."""
         first, others = f"{self.backend.name} runs: {self.reason()}", self.why_not()
         if not verbose:
-            considered = ", ".join(others) or "none"
-            return f"{first}\nnot: {considered} (verbose=True says why)"
+            return "\n".join([first, *_in_short(others)])
         lines = [first, *(f"not {name}: {reason}" for name, reason in others.items())]
         if self.asked is None:
             lines.append("rules, of which the first that holds and whose backend can decides:")
@@ -169,6 +168,10 @@ def _refusal(backend: Backend, request: Request) -> str | None:
     if request.sequence is not None and not backend.takes_sharded_sequences:
         return "pools whole sequences; sequence_axis= pools by ring attention"
     return backend.refuses(request)
+
+
+def _in_short(others: dict[str, str]) -> list[str]:
+    return [f"not: {', '.join(others)} (verbose=True says why)"] if others else []
 
 
 def _known() -> str:

@@ -163,6 +163,7 @@ def test_bad_input_is_told_in_one_line(model, tmp_path, words, code, said):
     (tmp_path / "broken.gz").write_bytes(gzip.compress(b"one\n" * 99)[:-9])
     save_small(tmp_path / "other")
     (tmp_path / "other" / "config.json").write_text('{"heads": 8}')
+    (tmp_path / "other" / "SHA256SUMS").unlink()
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "config.json").touch()
     result = run(model, *(word.format(tmp=tmp_path) for word in words))
