@@ -9,7 +9,7 @@ import regard
 import ring_cases
 from eight_devices import lines_of
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(1)
 
 NAMES = [*ring_cases.CASES, *ring_cases.INSIDE, "batch and sequence", "no gather", "memory"]
 

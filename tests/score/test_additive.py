@@ -15,7 +15,7 @@ from problem import assert_close, rounded
 from regard.pool.layout import tiling
 from regard.score.additive import lift_anywhere
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = pytest.mark.sampled(1)
 
 
 @pytest.fixture

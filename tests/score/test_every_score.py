@@ -186,6 +186,7 @@ def test_vmap_over_the_score(name, backend):
 
 @pytest.mark.parametrize("name", PER_HEAD)
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.slow
 def test_a_parameter_per_head_is_that_parameter_on_that_head(name, backend):
     """Heads with their own parameters equal one-head calls, each with its own: no head is mixed
     up.

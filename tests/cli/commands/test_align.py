@@ -150,6 +150,7 @@ def test_bad_input_is_told_and_nothing_is_written(place, words, code, said):
         assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_pairs_come_from_a_pipe_as_from_a_file(place, tmp_path):
     expected = run(place, "--tsv", "{}/pairs.tsv").stdout
     assert expected.count("\n") == 4

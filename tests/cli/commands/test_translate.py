@@ -328,6 +328,7 @@ finally:
 
 
 @pytest.mark.parametrize("form", [["--json"], ["--alignment"], []])
+@pytest.mark.slow
 def test_a_line_of_a_megabyte_takes_little_memory(model, tmp_path, form):
     """Its weights as one matrix would take 512 GiB."""
     if form:
@@ -373,6 +374,7 @@ def test_groups_of_lines_are_bounded_in_number_and_weights(monkeypatch):
     assert [len(group) for group in line_translation._groups(lines, 2)] == [3, 2, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_file_may_be_a_pipe(model, expected, tmp_path):
     (tmp_path / "in.txt").write_text("\n".join(LINES) + "\n")
     words = [sys.executable, "-c", "from regard.cli import main; main()", "translate"]

@@ -22,7 +22,7 @@ from regard.cli.corpus.resumable_output import Parts, folder_of
 from regard.seq2seq.decode.few_shapes import groups
 from seq2seq.small_translator import ENGLISH, save_small
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(1)]
 
 
 @pytest.fixture(scope="module")
@@ -241,6 +241,7 @@ def parts_in(out):
     return sum(name.startswith("part-") and not name.endswith(".new") for name in names)
 
 
+@pytest.mark.slow
 def test_two_processes_of_which_one_is_killed_write_what_one_writes(model, tmp_path):
     """Killed with SIGKILL when a random number of parts is there, and started again."""
     source, alone, out = (tmp_path / name for name in ("in.txt", "alone.txt", "out.txt"))
@@ -287,6 +288,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_sixty_times_the_lines_take_the_same_memory(model, tmp_path):
     draw = random.Random(0)
     distinct = [line + "\n" for line in some_lines(50)]
