@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from regard import d2l
 
 PAGE = '''
@@ -131,6 +133,7 @@ d2l.show_heatmaps(d2l.expand_dims(d2l.expand_dims(P[0], axis=0), axis=0), xlabel
 PRINTS = ["(2, 2, 4)", "(2, 2, 4)", "(2, 1, 4)", "(2, 1, 4)"]
 
 
+@pytest.mark.slow
 def test_a_page_of_the_book_runs_after_one_changed_line():
     page = PAGE.replace("from d2l import jax as d2l", "from regard import d2l")
     assert page.count("regard") == 1

@@ -12,7 +12,7 @@ import regard.nnx
 from modules.front_ends import Module, assert_close, build
 from regard.cache import KVCache
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 LENGTH = 10
 SCORES = {
@@ -128,6 +128,7 @@ def test_scan_under_jit(front_end):
     assert cache.length.tolist() == [LENGTH] * 2
 
 
+@pytest.mark.slow
 def test_gradients_flow_through_the_cache():
     built, x = build("nnx", module_of("additive")), text(length=6)
 
@@ -247,6 +248,7 @@ def test_ragged_masks_are_in_positions_of_each_text(mask):
         compare_ragged(got, out, lens, begins, axis=1)
 
 
+@pytest.mark.slow
 def test_gradients_of_ragged_chunks_are_those_of_the_full_pass():
     built, x = build("nnx", module_of("mixed, grouped")), text(batch=3)
     total = CHUNKS.sum(1)

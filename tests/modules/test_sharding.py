@@ -98,6 +98,7 @@ MESH = """
 """
 
 
+@pytest.mark.slow
 def test_heads_over_a_mesh():
     environment = {
         **os.environ,

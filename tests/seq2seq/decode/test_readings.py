@@ -127,6 +127,7 @@ def test_a_copy_in_a_foreign_script_says_so(found):
     assert not any(best.note for text, (best, *_) in found.items() if text.isascii())
 
 
+@pytest.mark.slow
 def test_the_best_of_several_is_the_best_and_none_is_empty(bundled):
     texts = [*INPUTS, *PLAIN]
     alone = bundled.translate(texts, n_best=1)

@@ -15,7 +15,7 @@ from regard.seq2seq.decode.top_k import best_of
 from regard.seq2seq.text.vocabulary import BOS, EOS, PAD, UNK
 from seq2seq.tiny import CONFIGS, VOCAB, random_model, some_batch
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 SearchOptions = functools.partial(search.SearchOptions, dtype="float32")
 
@@ -182,6 +182,7 @@ def test_a_beam_finds_nothing_worse_than_greedy_search(seed, scale, beam):
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3])
+@pytest.mark.slow
 def test_the_best_of_several_is_the_best(seed):
     """The length penalty raises scores that were too low when enough hypotheses had finished."""
     model = random_model(seed=seed, scale=1.2)
@@ -196,6 +197,7 @@ def test_the_best_of_several_is_the_best(seed):
     np.testing.assert_array_equal(alone.tokens[:, 0], several.tokens[:, 0])
 
 
+@pytest.mark.slow
 def test_no_hypothesis_is_empty():
     model = random_model(seed=1, scale=0.8)
     model.output_bias[...] = model.output_bias[...].at[EOS].add(20.0)

@@ -191,6 +191,7 @@ def alone(corpus, killed, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_killed_process_stops_the_other_with_a_clear_message(killed):
     assert_told(killed.end, killed.folder)
     assert "2 processes, found in torchrun's environment variables" in killed.end.err
