@@ -319,6 +319,9 @@ def test_load_refuses_what_does_not_fit_together(tmp_path):
         Translator.load(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "heads": 4}))
+    with pytest.raises(ValueError, match=r"config\.json is damaged.* remove \S+SHA256SUMS"):
+        Translator.load(tmp_path)
+    (tmp_path / "SHA256SUMS").unlink()  # as the message says for a change on purpose
     with pytest.raises(ValueError, match=r"of this version of regard: unknown fields \['heads'\]"):
         Translator.load(tmp_path)
 
