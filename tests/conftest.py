@@ -5,7 +5,9 @@ reader's session, with JAX's own defaults.
 """
 
 import collections
+import gc
 import os
+from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before anything imports Keras
 # Fits of 24 columns: threads only wait. For the workers of -n; a plain pytest has loaded NumPy by
@@ -61,6 +63,21 @@ def programs_are_kept_no_longer():
     if jax.config.jax_compilation_cache_dir != folder:
         jax.config.update("jax_compilation_cache_dir", folder)
         compilation_cache.reset_cache()
+
+
+MOST_MAPS = 20_000  # of memory; Linux allows a process 65,530
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_dropped_in_time():
+    """A compiled program of a CPU takes some twenty memory maps, and a worker compiles thousands:
+    past the limit of Linux, XLA's compiler crashes.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="module")
