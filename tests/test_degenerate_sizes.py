@@ -95,6 +95,7 @@ SMALL_MASKS = [name for name in MASKS if name not in ("boolean with nobody and n
     st.sampled_from(sorted(BACKENDS)),
     st.integers(0, 2**20),
 )
+@pytest.mark.slow
 def test_no_examples_queries_or_keys(empty, score, regime, mask, backend, seed):
     rng = np.random.default_rng(seed)
     B, T, S, N = (int(n) for n in rng.integers(1, 4, 4))

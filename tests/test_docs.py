@@ -69,6 +69,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize(("page", "title"), PAGES)
+@pytest.mark.slow
 def test_a_section_runs_and_prints_what_it_says(page, title):
     blocks = sections(page)[title]
     missing = {name for name in IMPORTED.findall("\n".join(blocks)) if not installed(name)}
@@ -111,6 +112,7 @@ def test_every_question_to_try_has_an_answer_that_unfolds(page):
     assert questions.count("\n    - ") == answers.count("\n    - ") >= 3
 
 
+@pytest.mark.slow
 def test_the_additive_page_learns_the_antidiagonal():
     """Its blocks as one program, the asserts among them: each query must find its key."""
     blocks = EXECUTED.findall((DOCS / "learn" / "additive.md").read_text())
@@ -123,6 +125,7 @@ def test_coming_from_covers_everyone():
     assert titles == ["The book", *PEERS]
 
 
+@pytest.mark.slow
 def test_the_paper_figures_are_made_by_their_script(tmp_path):
     """As PDF, as a paper takes them: with TrueType fonts."""
     run([f"import sys; sys.argv[1:] = [{str(tmp_path)!r}, 'pdf']", SCRIPT.read_text()])

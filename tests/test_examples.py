@@ -71,6 +71,7 @@ def test_long_additive_agrees_with_the_textbook_in_little_memory(tmp_path):
     assert memory < tensor / 50
 
 
+@pytest.mark.slow
 def test_heads_of_different_scores_answer_different_questions(tmp_path):
     missed = table(run([EXAMPLES / "score_per_head.py"], tmp_path))
     farthest, nearest, above = missed["one of each score"]
@@ -94,6 +95,7 @@ def test_alignments_of_a_sentence_of_ones_own(tmp_path):
     assert "voiture" in (tmp_path / "alignment.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(tmp_path):
     """Its cells as one program: this suite has no Jupyter, and the cells use none of it."""
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from regard import Mask
 from regard.mask import resolve
 from regard.shapes import Axes
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 B, N, T, S = 2, 3, 5, 7
 
@@ -151,6 +151,7 @@ def test_and_is_and(one, other):
 
 
 @given(st.lists(st.sampled_from(KINDS), min_size=3, max_size=3))
+@pytest.mark.slow
 def test_and_is_associative(names):
     a, b, c = (every_kind()[name] for name in names)
     shape = (B, N, T, S)

@@ -151,6 +151,7 @@ FOUR_DEVICES = """
 """
 
 
+@pytest.mark.slow
 def test_four_devices():
     """Batch and heads over four (virtual) devices, by shard_map and by the compiler: the one-
     device answer.

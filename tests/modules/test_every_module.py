@@ -24,7 +24,7 @@ from modules.front_ends import (
     initialized,
 )
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 on_every_module = pytest.mark.parametrize("module", MODULES.values(), ids=MODULES)
 # One of each kind, where what is tested is the same code for all of a kind.

@@ -16,7 +16,7 @@ import regard.linen
 import regard.nnx
 from modules.front_ends import assert_close, assert_trees_equal
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(4)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 FEATURES, LENGTH = 12, 5
 

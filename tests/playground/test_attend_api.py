@@ -110,6 +110,7 @@ def test_no_valid_key_gives_zeros(rng):
     assert answer["hull"] == []
 
 
+@pytest.mark.slow
 def test_the_number_of_programs_has_a_bound(rng):
     """Thirty-two programs at most, half of them for maps, whatever clients ask."""
     attend_api._program.clear_cache()

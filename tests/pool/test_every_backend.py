@@ -22,7 +22,7 @@ from contract import (
 )
 from problem import as_arguments, assert_close, draw
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 WORST = "causal window and lengths per query"
 

@@ -27,7 +27,7 @@ from regard.score.sine_features import SineExpansion
 from regard.shapes import Axes
 
 pytestmark = [
-    pytest.mark.sampled(3),
+    pytest.mark.sampled(2),
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
 ]

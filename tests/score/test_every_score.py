@@ -21,7 +21,7 @@ from contract import (
 )
 from problem import as_arguments, assert_close, draw, error, rounded
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 WORST = "causal window and lengths per query"
 RANK_3, RANK_2 = {"N": None, "K": None}, {"B": None, "N": None, "K": None}

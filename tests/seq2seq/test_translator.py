@@ -327,6 +327,7 @@ def test_load_refuses_what_does_not_fit_together(tmp_path):
 
 
 @pytest.mark.parametrize(("dtype", "bound", "differing"), [("float32", 1e-4, 0), ("auto", 0.05, 5)])
+@pytest.mark.slow
 def test_a_batch_changes_scores_by_rounding_only(dtype, bound, differing):
     """The bound that `Translator.translate` states, for the bundled model."""
     translator = Translator.load()

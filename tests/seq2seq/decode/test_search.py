@@ -15,7 +15,7 @@ from regard.seq2seq.decode.top_k import best_of
 from regard.seq2seq.text.vocabulary import BOS, EOS, PAD, UNK
 from seq2seq.tiny import CONFIGS, VOCAB, random_model, some_batch
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(1)]
 
 SearchOptions = functools.partial(search.SearchOptions, dtype="float32")
 

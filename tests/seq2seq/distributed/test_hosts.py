@@ -215,6 +215,7 @@ def test_one_process_goes_on_with_it(killed, alone, tmp_path):
 
 
 @pytest.mark.parametrize(("count", "model_axis"), [(2, 2), (4, 1)])
+@pytest.mark.slow
 def test_several_processes_go_on_with_it(killed, alone, launcher, tmp_path, count, model_axis):
     """Two that have half of each matrix each, and four that have all of them."""
     folder = tmp_path / "run"

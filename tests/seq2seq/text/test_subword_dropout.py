@@ -227,6 +227,7 @@ class Killed(Progress):
 
 
 @pytest.mark.usefixtures("quick_compilation", "kept_programs")
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tokenizers, tmp_path):
     size = tokenizers["mark"].source.size
     config = dataclasses.replace(reversing.CONFIG, source_vocab=size, target_vocab=size)

@@ -71,6 +71,7 @@ def numbers(folder: Path) -> tuple[dict[str, bytes], bytes, list[tuple[str, ...]
     return {name: array.tobytes() for name, array in arrays.items()}, weights, log
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_ends_as_one_that_was_not(tmp_path):
     cache = tmp_path / "cache"
     whole = tmp_path / "whole"

@@ -201,6 +201,7 @@ def test_the_cause_is_the_first_array_that_is_not_finite():
     assert cause_of(random_model(), batch, 0.0).startswith("without dropout, loss and gradient are")
 
 
+@pytest.mark.slow
 def test_two_devices_do_what_one_does(tmp_path):
     """In a process of its own with two: the same losses, and every batch on both."""
     code = f"""
