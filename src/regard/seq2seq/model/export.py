@@ -25,30 +25,29 @@ FORMAT = "regard.seq2seq 1"
 def save_model(folder: str | Path, model: Model, *, float16: bool = False) -> Path:
     """Writes `model.safetensors`, `config.json`, and their checksums as `SHA256SUMS`.
 
-        Each file appears only when it is complete.
+    Each file appears only when it is complete.
 
-        Example:
-            >>> import tempfile
-            >>> from flax import nnx
-            >>> from regard.atomic_file import write_atomically
-    from regard.seq2seq.model.config import Config
-            >>> from regard.seq2seq.model.export import load_model, save_model
-            >>> from regard.seq2seq.model.translation_model import Model
-            >>> model = Model(Config(20, 30, embedding=8, encoder=8, decoder=16), rngs=nnx.Rngs(0))
-            >>> folder = save_model(tempfile.mkdtemp(), model)
-            >>> load_model(folder).config == model.config
-            True
+    Example:
+        >>> import tempfile
+        >>> from flax import nnx
+        >>> from regard.seq2seq.model.config import Config
+        >>> from regard.seq2seq.model.export import load_model, save_model
+        >>> from regard.seq2seq.model.translation_model import Model
+        >>> model = Model(Config(20, 30, embedding=8, encoder=8, decoder=16), rngs=nnx.Rngs(0))
+        >>> folder = save_model(tempfile.mkdtemp(), model)
+        >>> load_model(folder).config == model.config
+        True
 
-        Args:
-            folder: made if it does not exist.
-            model: the translator.
-            float16: half the size; each weight is rounded to about 3 digits.
+    Args:
+        folder: made if it does not exist.
+        model: the translator.
+        float16: half the size; each weight is rounded to about 3 digits.
 
-        Returns:
-            The folder.
+    Returns:
+        The folder.
 
-        Raises:
-            ValueError: a weight is not finite, or too large for float16.
+    Raises:
+        ValueError: a weight is not finite, or too large for float16.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -27,30 +27,27 @@ def curve(rows: list[dict[str, str]], column: str) -> Curve:
 def draw_curves(log: str | Path, picture: str | Path) -> Path:
     """Draws a run's log.csv as a PNG: the loss and, if there is any, BLEU.
 
-        Example:
-            >>> import tempfile
-            >>> from regard.seq2seq.train.curves import draw_curves
-            >>> from regard.atomic_file import write_atomically
-    from regard.seq2seq.train.log import Log
-            >>> folder = tempfile.mkdtemp()
-            >>> log = Log(folder + "/log.csv")
-            >>> for step in (20, 40, 60):
-            ...     log.write(
-            ...         step=step, train_nll=100 / step, valid_loss=120 / step, valid_bleu=step
-            ...     )
-            >>> draw_curves(log.path, folder + "/curves.png").name
-            'curves.png'
+    Example:
+        >>> import tempfile
+        >>> from regard.seq2seq.train.curves import draw_curves
+        >>> from regard.seq2seq.train.log import Log
+        >>> folder = tempfile.mkdtemp()
+        >>> log = Log(folder + "/log.csv")
+        >>> for step in (20, 40, 60):
+        ...     log.write(step=step, train_nll=100 / step, valid_loss=120 / step, valid_bleu=step)
+        >>> draw_curves(log.path, folder + "/curves.png").name
+        'curves.png'
 
-        Args:
-            log: the file.
-            picture: the file to write.
+    Args:
+        log: the file.
+        picture: the file to write.
 
-        Returns:
-            The picture's path.
+    Returns:
+        The picture's path.
 
-        Raises:
-            ImportError: Matplotlib is not installed; the message has the pip command.
-            ValueError: the log has no numbers yet.
+    Raises:
+        ImportError: Matplotlib is not installed; the message has the pip command.
+        ValueError: the log has no numbers yet.
     """
     rows, picture = read_log(log), Path(picture)
     train, valid = curve(rows, "train_nll"), curve(rows, "valid_loss")
