@@ -106,7 +106,6 @@ class Layout:
             lifted=self.lifted,
             wide=wide,
             product=product_dtype(self.platform, self.compute, wide),
-            value_dtype=None if value is None else value.dtype,
         )
         rows, keys = plan.query_blocks * plan.tiling.block_q, plan.key_blocks * plan.tiling.block_k
         operands = Operands(

@@ -50,7 +50,6 @@ class TilePlan:
     lifted: bool
     wide: np.dtype  # of scores, softmax and sums
     product: np.dtype  # of the operands of matrix products
-    value_dtype: np.dtype | None
 
     @property
     def lead(self) -> tuple[int, ...]:
