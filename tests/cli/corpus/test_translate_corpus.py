@@ -1,6 +1,6 @@
-"""`regard translate --in FILE --out FILE`: in parts, by several processes, killed and gone on with.
+"""`regard translate --in --out`: files and folders, in parts, on a Ray cluster; killed and resumed.
 
-How parts fare when processes are killed at every moment is test_parts.py; here they are translated.
+What happens to parts when the process is killed is test_resumable_output.py.
 """
 
 import gzip
@@ -10,14 +10,13 @@ import random
 import re
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.testing import CliRunner
 
 from regard.cli.app import app
 from regard.cli.corpus import corpus_translation
-from regard.cli.corpus.corpus_file import CorpusFile
+from regard.cli.corpus.corpus_files import CorpusFiles
 from regard.cli.corpus.resumable_output import Parts, folder_of
 from regard.seq2seq.decode.few_shapes import groups
 from seq2seq.small_translator import ENGLISH, save_small
@@ -44,8 +43,9 @@ def arguments(model, source, out, *words):
     return ["translate", *map(str, given)]
 
 
-def run(model, source, out, *words, beam=1):
-    return CliRunner().invoke(app, arguments(model, source, out, "--beam", beam, *words))
+def run(model, source, out, *words, beam=1, catch=True):
+    given = arguments(model, source, out, "--beam", beam, *words)
+    return CliRunner().invoke(app, given, catch_exceptions=catch)
 
 
 @pytest.fixture(scope="module")
@@ -100,34 +100,80 @@ def test_lines_that_cannot_be_translated_stay_lines(model, tmp_path):
     assert len(found[4].split()) >= 53  # 5,000 words, at most 95 at a time: none is left out
 
 
-def test_what_is_there_is_not_made_again(model, corpus, tmp_path):
+def interrupted(out, job, texts):
+    """As if a process had been killed that had finished some parts."""
+    files = [(out, parts) for *_, parts in job["files"]]
+    with Parts(out, job, files) as parts:
+        for index, text in texts.items():
+            parts.write(index, text)
+
+
+def job_of(model, source, out, monkeypatch, *words):
+    """What a command writes into its manifest."""
+    seen = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            corpus_translation, "Parts", lambda out, job, files: seen.append(job) or 1 / 0
+        )
+        with pytest.raises(ZeroDivisionError):
+            run(model, source, out, *words, catch=False)
+    return seen[0]
+
+
+def test_what_is_there_is_not_made_again(model, corpus, tmp_path, monkeypatch):
     out = tmp_path / "out.txt"
-    result = run(model, corpus, out, "--part-lines", 100, "--processes", 2, "--process-id", 1)
-    assert re.search(
-        r"300 lines, complete\. This process translated 300 of them in .* lines/s", result.stderr
-    )
-    whole = out.read_text()
-    again = run(model, corpus, out, "--part-lines", 100, "--processes", 2, "--process-id", 0)
-    assert "is complete already" in again.stderr
-    # As if it had been killed: one part is there, and has a mark by which to know it.
-    manifest = folder_of(out) / "manifest.json"
-    told = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**told, "whole": None}))
-    lines = whole.splitlines(keepends=True)
-    with Parts(out, told["job"]) as parts:
-        parts.write(1, "MARK " + "".join(lines[100:200]))
-    assert run(model, corpus, out, "--part-lines", 100).exit_code == 0
+    result = run(model, corpus, out, "--part-lines", 100)
+    assert re.search(r"300 lines, complete, in .* lines/s", result.stderr)
+    lines = out.read_text().splitlines(keepends=True)
+    job = job_of(model, corpus, out, monkeypatch, "--part-lines", 100)
+    interrupted(out, job, {1: "MARK " + "".join(lines[100:200])})
+    result = run(model, corpus, out, "--part-lines", 100)
+    assert "1 of 3 parts were there before" in result.stderr
     assert out.read_text() == "".join([*lines[:100], "MARK ", *lines[100:]])
     assert os.listdir(tmp_path) == ["out.txt"]
 
 
-def test_other_settings_are_refused_in_words(model, corpus, tmp_path):
+def test_a_part_that_is_damaged_is_translated_again(model, corpus, tmp_path, monkeypatch):
+    alone, out = tmp_path / "alone.txt", tmp_path / "out.txt"
+    assert run(model, corpus, alone, "--part-lines", 100).exit_code == 0
+    job = job_of(model, corpus, out, monkeypatch, "--part-lines", 100)
+    interrupted(out, job, {1: "damaged\n"})
+    path = next(folder_of(out).glob("part-000001.*"))
+    path.write_text("cut")
+    assert run(model, corpus, out, "--part-lines", 100).exit_code == 0
+    assert out.read_text() == alone.read_text()
+
+
+def test_a_folder_of_files_is_a_folder_of_their_translations(model, corpus, tmp_path):
+    source, out, alone = tmp_path / "in", tmp_path / "out", tmp_path / "alone.txt"
+    source.mkdir()
+    (source / "b.txt.gz").write_bytes(corpus.read_bytes())
+    (source / "a.txt").write_text("one two\nsix\n")
+    (source / ".hidden").write_text("not read\n")
+    result = run(model, source, out, "--part-lines", 100)
+    assert result.exit_code == 0, result.stderr
+    assert sorted(os.listdir(out)) == ["a.txt", "b.txt.gz"]
+    assert run(model, corpus, alone, "--part-lines", 100).exit_code == 0
+    assert gzip.decompress((out / "b.txt.gz").read_bytes()) == alone.read_bytes()
+    assert len((out / "a.txt").read_text().splitlines()) == 2
+    (source / "deeper").mkdir()
+    for to, said in [(out, "no folders"), (alone, "no folders")]:
+        result = run(model, source, to)
+        assert result.exit_code == 1
+        assert said in result.stderr
+    (source / "deeper").rmdir()
+    for to, said in [(alone, "--out must be one. Got the file"), (source, "must be two folders")]:
+        result = run(model, source, to)
+        assert result.exit_code == 1
+        assert said in result.stderr
+
+
+def test_other_settings_are_refused_in_words(model, corpus, tmp_path, monkeypatch):
     source, out = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("one\ntwo\n")
-    assert run(model, source, out, "--processes", 2, "--process-id", 0).exit_code == 0
+    job = job_of(model, source, out, monkeypatch)
+    interrupted(out, job, {})
     manifest = folder_of(out) / "manifest.json"
-    told = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**told, "whole": None}))
     other = tmp_path / "other"
     save_small(other, seed=1)
 
@@ -136,7 +182,7 @@ def test_other_settings_are_refused_in_words(model, corpus, tmp_path):
         assert result.exit_code == 1
         assert re.search(said, result.stderr), result.stderr
         assert result.stderr.count("\n") == 1
-        assert json.loads(manifest.read_text())["job"] == told["job"]
+        assert json.loads(manifest.read_text())["job"] == job
 
     refused(r"made with beam 1, not 3\. Fix: .* remove the folder", model, source, out, beam=3)
     refused("lines of a part 5000, not 9", model, source, out, "--part-lines", 9)
@@ -145,35 +191,27 @@ def test_other_settings_are_refused_in_words(model, corpus, tmp_path):
     refused("made with model [0-9a-f]{32}, not [0-9a-f]{32}", other, source, out)
     source.write_text("one\nsix\n")
     refused("made with source [0-9a-f]{32}, not [0-9a-f]{32}", model, source, out)
-    refused("lines 2, not 300", model, corpus, out)
+    refused(r"files \[\['in.txt', 2, 1\]\], not \[\['in.txt.gz', 300, 1\]\]", model, corpus, out)
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(tmp_path):
     path = tmp_path / "in.txt"
     path.write_text("one\n" * 100)
-    runs = CorpusFile(path, 10).runs()
+    runs = CorpusFiles([path], 10).runs()
     next(runs)
     path.write_text("six\n" * 101)
     with pytest.raises(ValueError, match="was changed while"):
         list(runs)
 
 
-def test_numbers_of_processes_that_cannot_be_are_refused(model, corpus, tmp_path):
-    out = tmp_path / "out.txt"
+def test_an_engine_for_anything_but_files_is_refused(model, tmp_path):
     for words, said in [
-        (["--processes", 2], "both or neither. Got --processes 2, --process-id None."),
-        (
-            ["--processes", 2, "--process-id", 2],
-            "Got process 2 of 2 (--processes and --process-id)",
-        ),
+        (["--engine", "ray", "one"], "on files only, with --in and --out"),
+        (["--address", "host:1", "one"], "only with --engine ray"),
     ]:
-        result = run(model, corpus, out, *words)
-        assert result.exit_code == 1
-        assert said in result.stderr
-    result = CliRunner().invoke(app, ["translate", "--processes", "2", "one"])
-    assert result.exit_code == 2
-    assert "processes share the work on files" in result.stderr
-    assert os.listdir(tmp_path) == []
+        result = CliRunner().invoke(app, ["translate", *words])
+        assert result.exit_code == 2
+        assert said in " ".join(result.stderr.split())
 
 
 def test_bad_input_leaves_no_folder_behind(model, tmp_path):
@@ -191,14 +229,14 @@ def test_bad_input_leaves_no_folder_behind(model, tmp_path):
     source.write_text("one\n")
     result = run(model, source, tmp_path)
     assert result.exit_code == 1
-    assert "Is a directory" in result.stderr
+    assert "--out must be one. Got the folder" in result.stderr
 
 
 def test_stopped_by_hand_it_says_how_to_go_on(model, corpus, tmp_path, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(corpus_translation, "run_corpus", stop)
+    monkeypatch.setattr(corpus_translation, "RunTranslator", stop)
     result = run(model, corpus, tmp_path / "out.txt")
     assert result.exit_code == 130
     assert "the same command resumes" in result.stderr
@@ -218,62 +256,72 @@ def test_whole_batches_have_one_shape_for_each_width():
         assert sorted(i for group in found for i in group.members) == list(range(len(lengths)))
 
 
-REGARD = "from regard.cli import main; main()"
+# A process of its own: Ray forks, and JAX here has threads already.
+ON_TWO_NODES = """
+import os, signal, sys
+from pathlib import Path
+from ray.cluster_utils import Cluster
+from regard.cli import main
+from regard.cli.corpus.resumable_output import Parts
 
+def translating(folder):
+    try:
+        return (folder / "cmdline").read_bytes().startswith(b"ray::MapWorker")
+    except OSError:
+        return False
 
-def start(model, source, out, *words):
-    command = [sys.executable, "-c", REGARD, *arguments(model, source, out, "--beam", 1, *words)]
-    environment = {
-        **os.environ,
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # as here, or rounding would differ
-        "JAX_ENABLE_X64": "1",
-        "JAX_COMPILATION_CACHE_DIR": str(out.parent / "programs"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
-    )
+def write_and_kill(parts, index, text, write=Parts.write):
+    write(parts, index, text)
+    written.append(index)
+    if len(written) == 10:
+        victim = next(filter(translating, Path("/proc").glob("[0-9]*")))
+        os.kill(int(victim.name), signal.SIGKILL)
+        print("killed")
 
-
-def parts_in(out):
-    folder = folder_of(out)
-    names = os.listdir(folder) if folder.exists() else []
-    return sum(name.startswith("part-") and not name.endswith(".new") for name in names)
+written, Parts.write = [], write_and_kill
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+try:
+    cluster.add_node(num_cpus=1)
+    sys.argv += ["--engine", "ray", "--address", cluster.address]
+    try:
+        main()
+    finally:
+        print(sorted(written) == list(range(100)))
+finally:
+    cluster.shutdown()
+"""
 
 
 @pytest.mark.slow
-def test_two_processes_of_which_one_is_killed_write_what_one_writes(model, tmp_path):
-    """Killed with SIGKILL when a random number of parts is there, and started again."""
+def test_a_cluster_of_which_a_worker_is_killed_writes_what_one_process_writes(model, tmp_path):
+    pytest.importorskip("ray", reason="regard[ray] is not installed")
     source, alone, out = (tmp_path / name for name in ("in.txt", "alone.txt", "out.txt"))
-    lines = some_lines(2_000, seed=1)
-    source.write_text("".join(line + "\n" for line in lines))
-    size = ("--part-lines", 20)  # 100 parts
+    source.write_text("".join(line + "\n" for line in some_lines(2_000, seed=1)))
+    size = ("--part-lines", "20")  # 100 parts
     assert run(model, source, alone, *size).exit_code == 0
-    draw = random.Random(5)
-    running = {
-        number: start(model, source, out, *size, "--processes", 2, "--process-id", number)
-        for number in range(2)
-    }
-    try:
-        for kill_at in sorted(draw.sample(range(3, 60), 2)):
-            victim = draw.randrange(2)
-            while parts_in(out) < kill_at and running[victim].poll() is None:
-                time.sleep(0.002)
-            running[victim].kill()
-            running[victim].communicate()
-            assert not out.exists()  # or this was no test
-            running[victim] = start(
-                model, source, out, *size, "--processes", 2, "--process-id", victim
-            )
-        said = [process.communicate(timeout=600)[1] for process in running.values()]
-        assert [process.returncode for process in running.values()] == [0, 0], said
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
-    assert out.read_text().split("\n") == alone.read_text().split("\n")
-    assert len(out.read_text().splitlines()) == len(lines)
-    assert parts_in(out) == 0
+    given = arguments(model, source, out, "--beam", 1, *size)
+    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_ENABLE_X64": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", ON_TWO_NODES, *given],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,  # as here, or rounding would differ
+    )
+    assert result.returncode == 0, result.stderr
+    said = result.stdout.splitlines()  # with Ray's own report of the kill
+    assert said[0] == "killed"
+    assert said[-1] == "True"  # every part was written once
+    assert out.read_text() == alone.read_text()
+
+
+def test_a_cluster_that_cannot_be_reached_is_one_line(model, corpus, tmp_path):
+    pytest.importorskip("ray", reason="regard[ray] is not installed")
+    words = ("--engine", "ray", "--address", "127.0.0.1:1")
+    result = run(model, corpus, tmp_path / "out.txt", *words)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: no Ray cluster answers at 127.0.0.1:1")
+    assert result.stderr.count("\n") == 1
 
 
 # Not getrusage: its maximum counts the process that started this one.

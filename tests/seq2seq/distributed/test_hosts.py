@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from regard.cli.app import app
 from regard.seq2seq.distributed.devices import DataParallel
 from regard.seq2seq.distributed.hosts import Hosts, is_gone, is_known_to_all
-from regard.seq2seq.distributed.launch import Launch, Process, find_launch, which_process
+from regard.seq2seq.distributed.launch import Launch, find_launch
 from regard.seq2seq.model.dropout import ShareOfRows, drop
 from regard.seq2seq.train import runtime_options
 from regard.seq2seq.train.checkpoints import Store
@@ -287,39 +287,35 @@ def test_who_launched_it_is_found_out():
     assert find_launch(torchrun | slurm, **options) == Launch("the options", "node2:99", 2, 0)
 
 
-def test_processes_that_share_files_and_those_that_train_agree_on_their_launcher():
+def test_the_innermost_launcher_that_can_connect_is_asked():
     slurm = dict(SLURM_STEP_NODELIST="n[1-2]", SLURM_NTASKS="8", SLURM_PROCID="3")
     torchrun = dict(MASTER_ADDR="n1", MASTER_PORT="1234", WORLD_SIZE="2", RANK="1")
     mpi = dict(OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="4")
     pmi = dict(PMI_RANK="3", PMI_SIZE="8")  # srun sets these too, and JAX connects by Slurm's
     hydra = dict(OMPI_MCA_orte_hnp_uri="1.0;tcp://10.0.0.1:5")
-    for environment, process, found_in in [
-        (slurm, Process(3, 8), "Slurm"),
-        (slurm | torchrun, Process(1, 2), "torchrun"),
-        (slurm | mpi | hydra, Process(0, 4), "Open MPI"),
-        (slurm | pmi, Process(3, 8), "Slurm"),
-        (pmi, Process(3, 8), None),
-        ({"SLURM_NTASKS": "8"}, Process(0, 1), None),
+    for environment, found_in in [
+        (slurm, "Slurm"),
+        (slurm | torchrun, "torchrun"),
+        (slurm | mpi | hydra, "Open MPI"),
+        (slurm | pmi, "Slurm"),
+        (pmi, None),
+        ({"SLURM_NTASKS": "8"}, None),
         # A batch script runs in a step of one task, whatever the job has.
-        (slurm | dict(SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="1"), Process(0, 1), None),
+        (slurm | dict(SLURM_PROCID="0", SLURM_STEP_NUM_TASKS="1"), None),
     ]:
-        assert which_process(environment=environment) == process, environment
         launch = find_launch(environment)
         assert (launch and launch.found_in.split("'")[0]) == found_in, environment
-    assert which_process(2, 0, environment=slurm) == Process(0, 2)
 
 
 @pytest.mark.parametrize("number", ["x", "8", "-1", ""])
-def test_ranks_that_cannot_be_are_refused_by_both(number):
+def test_ranks_that_cannot_be_are_refused(number):
     environment = dict(SLURM_STEP_NODELIST="n1", SLURM_NTASKS="8", SLURM_PROCID=number)
     if not number:
-        assert which_process(environment=environment) == Process()
         assert find_launch(environment) is None
         return
     message = "Got SLURM_PROCID=x" if number == "x" else f"Got process {number} of 8"
-    for find in (find_launch, lambda found: which_process(environment=found)):
-        with pytest.raises(ValueError, match=message):
-            find(environment)
+    with pytest.raises(ValueError, match=message):
+        find_launch(environment)
 
 
 @pytest.mark.parametrize(

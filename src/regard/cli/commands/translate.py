@@ -1,9 +1,12 @@
 """`regard translate`: text in, one translation per line out, in the order of the input.
 
-Everything that is not a translation goes to stderr, so that stdout can be piped. From a file into a
-file is corpus_translation.py: any size, any number of processes.
+Everything that is not a translation goes to stderr, so that stdout can be piped. From a file or
+folder into another is corpus_translation.py: any size, on one machine or on a Ray cluster.
 """
 
+import enum
+import functools
+import importlib.util
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,13 +16,13 @@ import typer
 
 from regard.cli import options, text_lines
 from regard.cli.compile_cache import load_translator
-from regard.cli.corpus.corpus_translation import Request, how_to_resume, translate_corpus
+from regard.cli.corpus.corpus_translation import Engine, how_to_resume, translate_corpus
+from regard.cli.corpus.run_translator import Request
 from regard.cli.failures import one_line_errors
 from regard.cli.line_translation import Form, Pieces, translate_lines
 from regard.cli.sentence_pairs import is_pipe
 from regard.cli.terminal.waiting import Waiting, waiting
 from regard.cli.text_lines import output
-from regard.seq2seq.distributed.launch import which_process
 
 if TYPE_CHECKING:
     from regard.seq2seq.translation import Translation
@@ -27,6 +30,13 @@ if TYPE_CHECKING:
 MAP_WIDTH = 100  # columns of a drawn alignment, at most
 NOTES = 5  # at most so many notes about copied lines
 CORPUS = "Large files, with --in and --out"
+
+
+class EngineName(enum.StrEnum):
+    """Where the parts of a large file are translated."""
+
+    PROCESS = "process"
+    RAY = "ray"
 
 
 def command(
@@ -40,7 +50,8 @@ def command(
         typer.Option(
             "--in",
             metavar="FILE",
-            help="File with a sentence per line, plain or gzip; - for stdin.",
+            help="File with a sentence per line, plain or gzip; a folder of such files, with --out "
+            "as another folder; - for stdin.",
             show_default="stdin",
         ),
     ] = None,
@@ -76,22 +87,21 @@ def command(
         ),
     ] = False,
     no_cache: options.NoCache = False,
-    processes: Annotated[
-        int | None,
+    engine: Annotated[
+        EngineName,
         typer.Option(
-            "--processes",
-            min=1,
-            help="How many processes share the work, each started with the same command.",
-            show_default="what Slurm, MPI or torchrun says, otherwise 1",
+            "--engine",
+            help="Where to translate: in this process, or on all machines of a Ray cluster.",
             rich_help_panel=CORPUS,
         ),
-    ] = None,
-    process_id: Annotated[
-        int | None,
+    ] = EngineName.PROCESS,
+    address: Annotated[
+        str | None,
         typer.Option(
-            "--process-id",
-            min=0,
-            help="Number of this process among --processes, from 0.",
+            "--address",
+            metavar="HOST:PORT",
+            help="Address of the Ray cluster, with --engine ray.",
+            show_default="what RAY_ADDRESS says, otherwise this machine alone",
             rich_help_panel=CORPUS,
         ),
     ] = None,
@@ -100,15 +110,15 @@ def command(
         typer.Option(
             "--part-lines",
             min=1,
-            help="Lines of a part: if a process is killed, at most this many are lost.",
+            help="Lines of a part: what is translated again after a kill, at most.",
             rich_help_panel=CORPUS,
         ),
     ] = 5000,
 ) -> None:
     """Translate sentences from the command line, a file, or stdin.
 
-    With --in and --out, the file may have any size: it is translated in parts, which are kept in
-    the folder OUT.parts until all are done. If the command is stopped, the same command resumes.
+    With --in and --out, the files may have any size: they are translated in parts, which are kept
+    in the folder OUT.parts until all are done. If the command is stopped, the same command resumes.
     """
     if text and in_file is not None:
         raise typer.BadParameter("text or --in, not both.", param_hint="--in")
@@ -116,15 +126,15 @@ def command(
         raise typer.BadParameter(f"at most the beam, {beam}. Got {n_best}.", param_hint="--n-best")
     if in_file is not None and str(in_file) == "-":
         in_file = Path("/dev/stdin")
+    if address is not None and engine is not EngineName.RAY:
+        raise typer.BadParameter("only with --engine ray.", param_hint="--address")
     if in_file is not None and out is not None and not (is_pipe(in_file) or is_pipe(out)):
         form = Form(n_best, as_json, alignment)
         request = Request(model, beam, length_penalty, longest, form, part_lines, no_cache)
-        _from_file_into_file(in_file, out, request, processes, process_id)
+        _from_file_into_file(in_file, out, request, engine, address)
         return
-    if processes is not None or process_id is not None:
-        raise typer.BadParameter(
-            "processes share the work on files, with --in and --out.", param_hint="--processes"
-        )
+    if engine is not EngineName.PROCESS:
+        raise typer.BadParameter("on files only, with --in and --out.", param_hint="--engine")
     with one_line_errors(), output(out) as file:
         lines, total = _lines(text, in_file)
         show = _Show(file, n_best, as_json, alignment)
@@ -144,13 +154,19 @@ def command(
 
 
 def _from_file_into_file(
-    source: Path, out: Path, request: Request, processes: int | None, process_id: int | None
+    source: Path, out: Path, request: Request, engine: EngineName, address: str | None
 ) -> None:
     with one_line_errors():
-        process = which_process(processes, process_id)
+        where: Engine | None = None
+        if engine is EngineName.RAY:
+            if importlib.util.find_spec("ray") is None:
+                raise ImportError('ray is not installed. Fix: pip install "regard[ray]"')
+            from regard.cli.corpus.ray_engine import translate_on_ray
+
+            where = functools.partial(translate_on_ray, request=request, address=address)
         try:
             with waiting("reading") as wait:
-                translate_corpus(source, out, request, process, wait)
+                translate_corpus(source, out, request, wait, where)
         except KeyboardInterrupt:
             typer.echo(how_to_resume(out), err=True)
             raise typer.Exit(130) from None

@@ -1,1 +1,1 @@
-"""`regard translate --in FILE --out FILE`: large files, translated in resumable parts."""
+"""`regard translate --in --out`: large files and folders of files, in parts that survive a kill."""

@@ -1,97 +1,88 @@
-"""`regard translate --in FILE --out FILE`: a file of any size, in parts that survive a kill.
+"""`regard translate --in --out`: files of any size, in parts that survive a kill.
 
-How parts are kept is resumable_output.py; here they are translated, and progress is shown.
+How parts are kept is resumable_output.py; here they are made, by an engine, and progress is shown.
 """
 
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 import regard
-from regard.cli.compile_cache import load_translator
-from regard.cli.corpus.corpus_file import CorpusFile, Run, digest_of
-from regard.cli.corpus.resumable_output import (
-    PARTS,
-    Parts,
-    check_place,
-    folder_of,
-    read_manifest,
-    run_corpus,
-)
-from regard.cli.line_translation import Form, translate_lines
+from regard.cli.corpus.corpus_files import CorpusFiles, Run, digest_of, pair_files
+from regard.cli.corpus.resumable_output import Parts, check_place, folder_of, read_manifest
+from regard.cli.corpus.run_translator import Request, RunTranslator
 from regard.cli.terminal.waiting import Waiting
-from regard.seq2seq.distributed.launch import Process
 
-if TYPE_CHECKING:
-    from regard.seq2seq.translator import Translator
-
-GREEDY_TOKENS = 2048  # of a batch: a fifth faster than 512 for greedy search, not for beams
 LOG_EVERY = 60.0  # seconds between progress lines, where stderr is not a terminal
+FILES = "files"  # the entry of a job that has each file's name, lines and parts
 
-
-@dataclass(frozen=True)
-class Request:
-    """The options; all of them but `no_cache` are part of the job that the manifest records."""
-
-    model: Path | None
-    beam: int
-    length_penalty: float
-    longest: int
-    form: Form
-    part_lines: int
-    no_cache: bool
+# Runs of lines, and how many lines there are in all -> the index and translation of each run.
+Engine = Callable[[Iterable[Run], int], Iterator[tuple[int, str]]]
 
 
 def translate_corpus(
-    source: Path, out: Path, request: Request, process: Process, wait: Waiting
+    source: Path, out: Path, request: Request, wait: Waiting, engine: Engine | None = None
 ) -> None:
-    """Translates a file, and returns when all processes together have completed it.
+    """Translates a file, or the files of a folder.
 
     Args:
-        source: a sentence per line, plain or gzip.
-        out: the translation, compressed if its name ends in .gz.
+        source: a sentence per line, plain or gzip; or a folder of such files.
+        out: the translation, or the folder of the translations; compressed where a name ends in
+            .gz.
         request: model and options.
-        process: which one this is, of how many.
         wait: where to show the progress.
+        engine: where runs of lines are translated; None: in this process.
 
     Raises:
-        ValueError: the source is not text, or was changed meanwhile; the folder for the parts is
-            not ours; or its unfinished parts are of another file, model or options.
+        ValueError: a source is not text, or was changed meanwhile; the folder for the parts is
+            not ours; or its unfinished parts are of other files, another model or other options.
     """
+    sources, outs = pair_files(source, out)
+    if out.is_dir() and not source.is_dir():
+        raise IsADirectoryError(f"--in is a file, so that --out must be one. Got the folder {out}.")
     check_place(out)
     wait.says(f"reading {source.name}")
-    file = CorpusFile(source, request.part_lines)
-    job = _job(file, out, request)
-    with Parts(out, job, stays=process.count > 1) as parts:
-        pace = _Pace(wait, parts, job["lines"], out)
-        if not parts.unfinished():
-            pace.says(
-                f"{out} is complete already, with the same lines, model and options. To translate "
-                "again, remove it first."
-            )
-            return
-        wait.says("loading the model")
-        translator = load_translator(request.model, request.no_cache, longest=request.longest)
-        work = _Work(translator, request, job["lines"], pace.at)
-        pace.begin()
-        run_corpus(file, parts, process, work, done=pace.done, waits=pace.waits)
+    corpus = CorpusFiles(sources, request.part_lines)
+    job = _job(corpus, out, request)
+    lines = sum(count for _, count, _ in job[FILES])
+    counts = [parts for *_, parts in job[FILES]]
+    with Parts(out, job, list(zip(outs, counts, strict=True))) as parts:
+        pace = _Pace(wait, parts, lines, out)
+        translate = engine or _in_this_process(request, wait, pace)
+        whole = False
+        while not whole:  # a part that is found damaged at the end is made again
+            if missing := set(parts.missing()):
+                for index, text in translate(corpus.runs(missing), lines):
+                    parts.write(index, text)
+                    pace.finished()
+            whole = parts.join()
         pace.end()
 
 
-def _job(file: CorpusFile, out: Path, request: Request) -> dict[str, Any]:
-    """Everything that the translation depends on, for the manifest."""
-    from regard.seq2seq.model.model_folder import FILES, model_folder
+def _in_this_process(request: Request, wait: Waiting, pace: "_Pace") -> Engine:
+    def translate(runs: Iterable[Run], lines: int) -> Iterator[tuple[int, str]]:
+        wait.says("loading the model")
+        run_translator = RunTranslator(request, lines)
+        pace.begin()
+        for run in runs:
+            yield run.index, run_translator(run, pace.at)
 
-    found = model_folder(request.model)
+    return translate
+
+
+def _job(corpus: CorpusFiles, out: Path, request: Request) -> dict[str, Any]:
+    """Everything that the translation depends on, for the manifest."""
+    from regard.seq2seq.model import model_folder
+
+    found = model_folder.model_folder(request.model)
     job: dict[str, Any] = {
         "regard": regard.__version__,
-        "source": file.digest,
-        "model": digest_of([found / name for name in FILES]),
+        "source": corpus.digest,
+        "model": digest_of([found / name for name in model_folder.FILES]),
         "beam": request.beam,
         "length penalty": request.length_penalty,
         "longest": request.longest,
@@ -100,71 +91,25 @@ def _job(file: CorpusFile, out: Path, request: Request) -> dict[str, Any]:
         "alignment": request.form.links,
         "lines of a part": request.part_lines,
     }
-    # A later process need not count again.
-    known = (read_manifest(out) or {"job": {}})["job"]
+    # Resumed, nothing need be counted again.
+    known = read_manifest(out) or {}
     if all(known.get(name) == value for name, value in job.items()):
         return known
     # Read through first: an error in the last line should not come after a day's work.
-    lines, runs = file.count()
-    return {**job, "lines": lines, PARTS: runs}
-
-
-class _Work:
-    """Translates runs of lines; each call is independent of the calls before."""
-
-    def __init__(
-        self,
-        translator: "Translator",
-        request: Request,
-        lines: int,
-        progress: Callable[[float], None],
-    ) -> None:
-        import jax
-
-        from regard.seq2seq.decode.hypotheses import SearchOptions
-        from regard.seq2seq.translator import HURRY
-
-        self.translator, self.form, self.progress = translator, request.form, progress
-        self.search = SearchOptions(beam=request.beam, length_penalty=request.length_penalty)
-        self.whole_batches = lines > HURRY  # for fewer lines, compiling them would take longest
-        greedy = request.beam == 1 and jax.default_backend() == "cpu"
-        self.batch_tokens = GREEDY_TOKENS if greedy and self.whole_batches else None
-
-    def __call__(self, run: Run) -> str:
-        # Each line once, however often it is there, and lines of about one length together.
-        distinct = sorted(dict.fromkeys(run.lines), key=len)
-        found = translate_lines(
-            self.translator,
-            distinct,
-            n_best=self.form.n_best,
-            weights=self.form.needs_weights,
-            progress=lambda done, total: self.progress(done / total),
-            search=self.search,
-            batch_tokens=self.batch_tokens,
-            hurry=not self.whole_batches,
-            whole_batches=self.whole_batches,
-        )
-        told = {
-            line: self.form.told(line, pieces) for line, pieces in zip(distinct, found, strict=True)
-        }
-        return "".join(
-            text + "\n"
-            for index, line in enumerate(run.lines, run.first)
-            for text in self.form.lines(index, told[line])
-        )
+    names = [path.name for path in corpus.paths]
+    counts = zip(names, corpus.count(), strict=True)
+    return {**job, FILES: [[name, lines, parts] for name, (lines, parts) in counts]}
 
 
 class _Pace:
-    """Shows the progress of all processes together: on a bar, or as a line per minute."""
+    """Shows the progress: on a bar, or as a line per minute."""
 
     def __init__(self, wait: Waiting, parts: Parts, lines: int, out: Path) -> None:
-        self.wait, self.parts, self.lines, self.out = wait, parts, lines, out
-        self.own = 0
+        self.wait, self.lines, self.out, self.count = wait, lines, out, parts.count
+        self._done = self._done_before = self.count - len(parts.missing())
         self._begun = self._looked = self._said = time.monotonic()
-        self._parts_before = 0
 
     def begin(self) -> None:
-        self._parts_before = self.parts.count - len(self.parts.missing())
         self._begun = self._said = time.monotonic()
         self.wait.says("translating", self.lines, compiles="the search")
 
@@ -174,37 +119,28 @@ class _Pace:
         if now - self._looked < 1:
             return
         self._looked = now
-        parts = self.parts.count - len(self.parts.missing())
-        per_part = self.lines / self.parts.count
-        lines = min((parts + fraction) * per_part, self.lines)
-        speed = (parts + fraction - self._parts_before) * per_part / (now - self._begun)
+        per_part = self.lines / self.count
+        lines = min((self._done + fraction) * per_part, self.lines)
+        speed = (self._done + fraction - self._done_before) * per_part / (now - self._begun)
         self.wait.at(lines, f"translating, {speed:,.0f} lines/s")
-        self._log(f"{lines:,.0f} of {self.lines:,} lines, {speed:,.0f} lines/s")
-
-    def done(self, run: Run) -> None:
-        self.own += len(run.lines)
-        self.at(0.0)
-
-    def waits(self, count: int) -> None:
-        what = f"waiting for {count} {'part' if count == 1 else 'parts'} of other processes"
-        self.wait.at(self.lines * (1 - count / self.parts.count), what)
-        self._log(what)
-
-    def end(self) -> None:
-        seconds = max(time.monotonic() - self._begun, 1e-9)
-        if self.parts.count > 1 or self.parts.stays:
-            self.says(
-                f"{self.out}: {self.lines:,} lines, complete. This process translated {self.own:,} "
-                f"of them in {seconds:,.1f} s, {self.own / seconds:,.0f} lines/s."
-            )
-
-    def _log(self, what: str) -> None:
-        now = time.monotonic()
         if now - self._said >= LOG_EVERY and not sys.stderr.isatty():
             self._said = now
-            self.says(what)
+            self._says(f"{lines:,.0f} of {self.lines:,} lines, {speed:,.0f} lines/s")
 
-    def says(self, what: str) -> None:
+    def finished(self) -> None:
+        self._done += 1
+        self.at(0.0)
+
+    def end(self) -> None:
+        if self.count > 1:
+            seconds = max(time.monotonic() - self._begun, 1e-9)
+            before = f"; {self._done_before} of {self.count} parts were there before"
+            self._says(
+                f"{self.out}: {self.lines:,} lines, complete, in {seconds:,.1f} s"
+                f"{before if self._done_before else f', {self.lines / seconds:,.0f} lines/s'}."
+            )
+
+    def _says(self, what: str) -> None:
         with self.wait.aside():
             typer.echo(what, err=True)
 

@@ -1,12 +1,10 @@
 """Which process of how many this is, as its launcher says it.
 
 regard starts no processes. Slurm, MPI, Kubernetes, torchrun or a person in several terminals does.
-Processes that share files only (`regard translate --in --out`) need to know how many there are and
-which one this is; those that train together also need the address of process 0. This file finds
-these out, from one table of launchers; hosts.py connects.
+Processes that train together need to know how many there are, which one this is, and the address
+of process 0. This file finds these out, from one table of launchers; hosts.py connects.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -30,39 +28,6 @@ class Process:
 
     number: int = 0
     count: int = 1
-
-
-def which_process(
-    count: int | None = None,
-    number: int | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> Process:
-    """Which process this is, for processes that need not connect.
-
-    Example:
-        >>> which_process(4, 1)
-        Process(number=1, count=4)
-        >>> which_process(environment={"SLURM_PROCID": "3", "SLURM_NTASKS": "8"})
-        Process(number=3, count=8)
-        >>> which_process(environment={})
-        Process(number=0, count=1)
-
-    Args:
-        count: how many there are; None: what the innermost launcher says, and without one, 1.
-        number: which one this is; with `count`, or not at all.
-        environment: where a launcher sets its variables.
-
-    Raises:
-        ValueError: one of the two without the other, or a number that is not below the count.
-    """
-    if count is None and number is None:
-        return next((process for *_, process in _launchers(environment)), Process())
-    if count is None or number is None:
-        raise ValueError(
-            "--processes says how many there are, --process-id which of them this is, from 0: both "
-            f"or neither. Got --processes {count}, --process-id {number}."
-        )
-    return _numbered(number, count, "--processes and --process-id")
 
 
 def _launchers(environment: Mapping[str, str]) -> Iterator[tuple[str, bool, Process]]:
