@@ -1,23 +1,26 @@
-"""A million lines translated by two processes, one of which is killed and started again.
+"""A million lines translated by one process, and by a Ray cluster of which a worker is killed.
 
     python benchmarks/corpus.py                    trains the demo's model, makes the lines, 30 min
     python benchmarks/corpus.py --model RUN        with a model that the demo's recipe has trained
     python benchmarks/corpus.py --folder DIR       keeps the lines and goes on with what is there
     python benchmarks/corpus.py --record           leaves results/translator/corpus-*.json
 
+The cluster has two nodes of one CPU each, both on this machine; one worker is killed on the way.
 The lines are of the embedded grammar, which knows the French of each. So every line of the output
 can be judged in its place: it is the grammar's own French, or what the model says of that English
 line when it is asked again. A line that was lost, repeated or moved would show in all behind it.
 """
 
 import argparse
+import filecmp
 import gzip
 import itertools
 import json
 import multiprocessing
 import os
 import random
-import resource
+import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -67,95 +70,94 @@ def train(folder: Path) -> Path:
     return run
 
 
-class Translating:
-    """One process of two, on a core of its own where there are two."""
+# Ray runs in a process of its own, so that this one can measure all that belongs to it.
+ON_TWO_NODES = """
+import sys
+from ray.cluster_utils import Cluster
+from regard.cli import main
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+try:
+    cluster.add_node(num_cpus=1)
+    sys.argv += ["--engine", "ray", "--address", cluster.address]
+    main()
+finally:
+    cluster.shutdown()
+"""
 
-    def __init__(self, number: int, words: list[str]) -> None:
-        self.number, self.words = number, words
-        self.peak = 0
-        self.said = ""
-        self.start()
 
-    def start(self) -> None:
-        core = {sorted(os.sched_getaffinity(0))[self.number % cores()]}
+class Measured:
+    """A program, and what all its processes use, those of Ray's daemons too.
+
+    They are known by a variable in their environment, which every child inherits.
+    """
+
+    def __init__(self, program: str, words: list[str]) -> None:
+        self.mark = f"REGARD_CORPUS_RUN={secrets.token_hex(8)}"
+        name, _, value = self.mark.partition("=")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", REGARD, *self.words, "--process-id", str(self.number)],
+            [sys.executable, "-c", program, *words],
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, core),
+            env={**os.environ, name: value},
         )
+        self.used: dict[int, tuple[float, int, bytes]] = {}
 
     def look(self) -> None:
-        """Notes the most memory that it has had; KiB."""
-        try:
-            status = Path(f"/proc/{self.process.pid}/status").read_text()
-        except FileNotFoundError:
-            return
-        found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
-        self.peak = max([self.peak, *map(int, found)])
+        """Notes the CPU seconds and the most memory, in KiB, of each process."""
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() not in (folder / "environ").read_bytes():
+                    continue
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                status = (folder / "status").read_text().splitlines()
+                name = (folder / "cmdline").read_bytes()
+            except OSError:  # it has ended
+                continue
+            peak = [int(line.split()[1]) for line in status if line.startswith("VmHWM")]
+            seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            self.used[int(folder.name)] = seconds, max(peak, default=0), name
+
+    def workers(self) -> list[int]:
+        """Ray's workers that translate."""
+        return [pid for pid, (*_, name) in self.used.items() if name.startswith(b"ray::MapWorker")]
 
 
-def translate(english: Path, out: Path, model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Two processes; the second is killed on the way and comes back after a while."""
+def translate(
+    program: str, english: Path, out: Path, model: Path, beam: int, kill_at: float | None
+) -> dict[str, Any]:
+    """Runs the command; kills one worker when a share `kill_at` of the parts is there."""
     words = ["translate", "--model", str(model), "--in", str(english), "--out", str(out)]
-    words += ["--beam", str(options.beam), "--processes", "2"]
-    folder = out.with_name(out.name + ".parts")
-    began, cpu = time.monotonic(), children_seconds()
-    both = [Translating(number, words) for number in range(2)]
-    victim = both[1]
-    total: int | None = None
-    killed_at: int | None = None
-    back_at = float("inf")
-    try:
-        while any(one.process.poll() is None for one in both) or back_at < float("inf"):
-            time.sleep(POLL)
-            for one in both:
-                one.look()
-            if total is None:
-                total = parts_wanted(folder)
-            done = parts_done(folder)
-            if killed_at is None and total and done >= options.kill_at * total:
-                victim.process.kill()
-                victim.process.communicate()
-                killed_at, back_at = done, time.monotonic() + options.away
-                print(f"killed one at {done} of {total} parts", file=sys.stderr)
-            if time.monotonic() > back_at:
-                back_at = float("inf")
-                victim.start()
-        said = [one.process.communicate()[1].strip().splitlines()[-1] for one in both]
-        said = [line.replace(str(out), out.name) for line in said]
-        if any(one.process.returncode for one in both):
-            raise SystemExit(f"a process failed: {said}")
-    finally:
-        for one in both:
-            one.process.kill()
-    seconds = time.monotonic() - began
-    if killed_at is None:
-        raise SystemExit("nothing was killed: give it more lines.")
+    began, parts, killed_at = time.monotonic(), out.with_name(out.name + ".parts"), None
+    run = Measured(program, [*words, "--beam", str(beam)])
+    while run.process.poll() is None:
+        time.sleep(POLL)
+        run.look()
+        done, total = progress(parts)
+        if kill_at is not None and killed_at is None and total and done >= kill_at * total:
+            victim = run.workers()[-1]
+            os.kill(victim, signal.SIGKILL)
+            killed_at = done
+            print(f"killed a worker at {done} of {total} parts", file=sys.stderr)
+    said = run.process.communicate()[1].strip().splitlines()
+    if run.process.returncode or (kill_at is not None and killed_at is None):
+        raise SystemExit(f"it failed, or nothing was killed: {said[-3:]}")
     return {
-        "seconds": round(seconds, 1),
-        "cpu_seconds": round(children_seconds() - cpu, 1),
-        "parts": total,
+        "seconds": round(time.monotonic() - began, 1),
+        "cpu_seconds": round(sum(seconds for seconds, *_ in run.used.values()), 1),
         "parts_when_killed": killed_at,
-        "seconds_away": options.away,
-        "peak_mib": [round(one.peak / 1024) for one in both],
-        "said": said,
+        "peak_mib": sorted((round(peak / 1024) for _, peak, _ in run.used.values()))[-2:],
+        "said": said[-1].replace(str(out), out.name),
     }
 
 
-def parts_wanted(folder: Path) -> int | None:
+def progress(folder: Path) -> tuple[int, int]:
+    """The finished parts, and how many there are in all; 0 while that is not known."""
     try:
-        return json.loads((folder / "manifest.json").read_text())["job"]["parts"]
+        files = json.loads((folder / "manifest.json").read_text())["job"]["files"]
+        done = sum(name.startswith("part-") for name in os.listdir(folder))
     except FileNotFoundError:
-        return None
-
-
-def parts_done(folder: Path) -> int:
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return 0
-    return sum(name.startswith("part-") and not name.endswith(".new") for name in names)
+        return 0, 0
+    return done, sum(parts for *_, parts in files)
 
 
 def judge(
@@ -202,11 +204,6 @@ def lines_of(path: Path) -> Iterator[str]:
             yield line.removesuffix("\n")
 
 
-def children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def cores() -> int:
     return len(os.sched_getaffinity(0))
 
@@ -217,7 +214,6 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--beam", type=int, default=1)
     parser.add_argument("--kill-at", type=float, default=0.4, help="when so much of it is done")
-    parser.add_argument("--away", type=float, default=10, help="seconds until it comes back")
     parser.add_argument("--folder", type=Path, help="where lines and model are kept")
     parser.add_argument("--record", action="store_true", help="leave results/translator/corpus-*")
     options = parser.parse_args()
@@ -226,19 +222,25 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         english, french = make_corpus(folder, options.lines)
         model = options.model or train(folder)
-        out = folder / f"{options.lines}.translated"
-        out.unlink(missing_ok=True)
         before = os.getloadavg()[0]
-        run = translate(english, out, model, options)
+        runs, outs = {}, {}
+        for name, program, kill_at in (
+            ("one process", REGARD, None),
+            ("ray, two nodes", ON_TWO_NODES, options.kill_at),
+        ):
+            outs[name] = folder / f"{options.lines}.{name.split()[0].strip(',')}"
+            run = translate(program, english, outs[name], model, options.beam, kill_at)
+            run["lines_per_cpu_second"] = round(options.lines / run["cpu_seconds"])
+            runs[name] = run
         load = {"before": round(before, 2), "after": round(os.getloadavg()[0], 2)}
-        judged = judge(english, french, out, model, options)
-    run["lines_per_second"] = round(judged["lines"] / run["seconds"])
-    run["lines_per_cpu_second"] = round(judged["lines"] / run["cpu_seconds"])
-    print(json.dumps({"run": run, "load": load, "judged": judged}, indent=1, ensure_ascii=False))
+        alone, ray = outs.values()
+        same = filecmp.cmp(alone, ray, shallow=False)
+        judged = judge(english, french, ray, model, options)
+    result = {"load": load, "beam": options.beam, "runs": runs, "same": same, "judged": judged}
+    print(json.dumps(result, indent=1, ensure_ascii=False))
     if options.record:
         from regard.bench.results.record import write_script_record
 
-        result = {"load": load, "beam": options.beam, "run": run, "judged": judged}
         target = write_script_record("corpus", result, Path(__file__).parent / "results/translator")
         print(f"wrote {target}", file=sys.stderr)
 
