@@ -166,12 +166,7 @@ class AbortMessage:
         """Another message from now on."""
         os.write(self._pipe, " ".join(line.split()).encode() + b"\n")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(self._wakeup)
         signal.signal(signal.SIGABRT, self._handler)
         os.close(self._pipe)

@@ -1,7 +1,6 @@
 """A training run on the terminal: the bar, and after each validation a sample with its map."""
 
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -60,12 +59,7 @@ class TrainingBar(Listener):
         self.bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
     def started(self, plan: Plan) -> None:

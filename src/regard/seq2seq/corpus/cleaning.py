@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from regard.seq2seq.corpus.pair import CorpusError, Pair, Progress, Report
 
@@ -105,3 +105,28 @@ def keep(
         progress(report.read, 1.0)
     if report.kept == 0:
         raise CorpusError(f"no pair is left of the corpus: {report}")
+
+
+@dataclass(kw_only=True)
+class Reader:
+    """A corpus that is read from somewhere, with a report of what it kept.
+
+    Args:
+        cleaning: what is left out.
+        progress: called now and then.
+
+    Attributes:
+        report: an account of the last reading.
+    """
+
+    cleaning: Cleaning = TRAINING
+    progress: Progress | None = None
+    report: Report = field(default_factory=Report, init=False)
+
+    def __iter__(self) -> Iterator[Pair]:
+        self.report = Report()
+        return keep(self._found(), self.cleaning, self.report, self.progress)
+
+    def _found(self) -> Iterator[Found]:
+        """What there is, in its order."""
+        raise NotImplementedError

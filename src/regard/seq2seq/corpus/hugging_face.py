@@ -2,15 +2,15 @@
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from regard.seq2seq.corpus.cleaning import TRAINING, Cleaning, Found, keep
-from regard.seq2seq.corpus.pair import CorpusError, Pair, Progress, Report
+from regard.seq2seq.corpus.cleaning import Found, Reader
+from regard.seq2seq.corpus.pair import CorpusError, Pair
 
 
 @dataclass
-class HuggingFace:
+class HuggingFace(Reader):
     """Sentence pairs from a dataset with a `translation` column, or with a column for each side.
 
     Example:
@@ -27,11 +27,7 @@ class HuggingFace:
         config: the dataset's configuration, "en-fr" say; with a name only.
         split: which part to load; with a name only.
         streaming: do not download it all; with a name only.
-        cleaning: what is left out.
-        progress: called now and then.
-
-    Attributes:
-        report: an account of the last reading.
+        cleaning, progress: see `Reader`; its `report` is an account of the last reading.
 
     Raises:
         ImportError: when it is read: datasets is not installed; the message has the pip command.
@@ -44,13 +40,6 @@ class HuggingFace:
     config: str | None = None
     split: str = "train"
     streaming: bool = False
-    cleaning: Cleaning = TRAINING
-    progress: Progress | None = None
-    report: Report = field(default_factory=Report, init=False)
-
-    def __iter__(self) -> Iterator[Pair]:
-        self.report = Report()
-        return keep(self._found(), self.cleaning, self.report, self.progress)
 
     def _found(self) -> Iterator[Found]:
         rows: Any = self._load() if isinstance(self.dataset, str) else self.dataset

@@ -2,17 +2,17 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from regard.seq2seq.alignment import Links, read_links
-from regard.seq2seq.corpus.cleaning import TRAINING, Cleaning, Found, keep
+from regard.seq2seq.corpus.cleaning import Found, Reader
 from regard.seq2seq.corpus.lines import Line, Lines
-from regard.seq2seq.corpus.pair import CorpusError, Pair, Progress, Report
+from regard.seq2seq.corpus.pair import CorpusError, Pair
 
 
 @dataclass
-class ParallelFiles:
+class ParallelFiles(Reader):
     """Sentence pairs from two files of as many lines: line n of one translates line n of the other.
 
     Example:
@@ -34,11 +34,7 @@ class ParallelFiles:
         links: a file of gold links, one line per pair, `i-j` sure and `ipj` possible; its words
             are what stands between spaces in the files.
         encoding: of the text.
-        cleaning: what is left out.
-        progress: called now and then.
-
-    Attributes:
-        report: an account of the last reading.
+        cleaning, progress: see `Reader`; its `report` is an account of the last reading.
 
     Raises:
         CorpusError: when it is read: a file that is empty or not in its encoding, with file and
@@ -49,13 +45,6 @@ class ParallelFiles:
     target: str | Path
     links: str | Path | None = None
     encoding: str = "utf-8"
-    cleaning: Cleaning = TRAINING
-    progress: Progress | None = None
-    report: Report = field(default_factory=Report, init=False)
-
-    def __iter__(self) -> Iterator[Pair]:
-        self.report = Report()
-        return keep(self._found(), self.cleaning, self.report, self.progress)
 
     def _found(self) -> Iterator[Found]:
         sources = Lines(self.source, encoding=self.encoding)

@@ -1,16 +1,16 @@
 """Pairs from one file with a tab between the sides, as Tatoeba and ManyThings give them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from regard.seq2seq.corpus.cleaning import TRAINING, Cleaning, Found, keep
+from regard.seq2seq.corpus.cleaning import Found, Reader
 from regard.seq2seq.corpus.lines import Lines
-from regard.seq2seq.corpus.pair import Pair, Progress, Report
+from regard.seq2seq.corpus.pair import Pair
 
 
 @dataclass
-class TabSeparated:
+class TabSeparated(Reader):
     """Sentence pairs, one per line: source, a tab, target.
 
     Columns behind these two, such as ManyThings' attribution, are not read. A line without a tab
@@ -35,11 +35,7 @@ class TabSeparated:
         source: the column of the source, counted from 0.
         target: the column of the target.
         encoding: of the text.
-        cleaning: what is left out.
-        progress: called now and then.
-
-    Attributes:
-        report: an account of the last reading.
+        cleaning, progress: see `Reader`; its `report` is an account of the last reading.
 
     Raises:
         CorpusError: when it is read: a file that is empty or not in its encoding, with file and
@@ -50,13 +46,6 @@ class TabSeparated:
     source: int = 0
     target: int = 1
     encoding: str = "utf-8"
-    cleaning: Cleaning = TRAINING
-    progress: Progress | None = None
-    report: Report = field(default_factory=Report, init=False)
-
-    def __iter__(self) -> Iterator[Pair]:
-        self.report = Report()
-        return keep(self._found(), self.cleaning, self.report, self.progress)
 
     def _found(self) -> Iterator[Found]:
         lines = Lines(self.path, encoding=self.encoding)
