@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from regard.score import sine_series
+from regard.score.additive import DEFAULT_TOLERANCE, design_limit
 
 # Design section 2, "fitted (minimax-like) errors, value / derivative", by range and terms.
 DESIGN_ERRORS = {
@@ -99,3 +100,30 @@ def test_a_table_keeps_to_the_tolerance_and_is_closest_where_most_sums_are(toler
         ratios.append(missed / before)
     assert max(ratios) <= 1.0
     assert np.mean(ratios) < 0.75  # the widest have hardly any room
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "limit"),
+    [(2**-8, 9.25), (2**-11, 7.0), pytest.param(1e-6, 9.25, marks=pytest.mark.slow)],
+)
+def test_the_stored_tables_are_what_fitting_gives(tolerance, limit):
+    stored = sine_series.SeriesTable.of(tolerance, limit)
+    fitted = sine_series.SeriesTable.fit(tolerance, limit)
+    np.testing.assert_allclose(stored.limits, fitted.limits, rtol=1e-12)
+    z = np.linspace(-limit, limit, 201)
+    for (w, c), (other_w, other_c) in zip(*(_series(t) for t in (stored, fitted)), strict=True):
+        odd = 2 * np.arange(len(c)) + 1
+        ours, theirs = (np.sin(np.outer(z, odd * a)) @ b for a, b in ((w, c), (other_w, other_c)))
+        np.testing.assert_allclose(ours, theirs, atol=1e-9)  # another LAPACK rounds otherwise
+
+
+def _series(table):
+    return zip(table.frequency, table.coefficients.T, strict=True)
+
+
+@pytest.mark.parametrize("tokens", [33, 100, 4096, 131_072])
+@pytest.mark.parametrize("tolerance", DEFAULT_TOLERANCE.values())
+def test_no_default_is_fitted_while_a_call_is_traced(tolerance, tokens, monkeypatch):
+    monkeypatch.setattr(sine_series, "series_table", None)
+    for other in (33, tokens, 1 << 20):
+        sine_series.SeriesTable.of(tolerance, design_limit(tokens, other))

@@ -5,7 +5,6 @@ sends data out of the series' range to the definition.
 """
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -13,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Bool
 
@@ -38,7 +36,7 @@ from regard.score.logistic_form import (
     weigh,
 )
 from regard.score.sine_features import SineExpansion
-from regard.score.sine_series import series_table, terms_for
+from regard.score.sine_series import SeriesTable
 
 # One rounding of the number itself, in the types whose rounding is coarser than 1e-6.
 DEFAULT_TOLERANCE = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 1e-6}
@@ -172,7 +170,7 @@ class Additive(Score):
         if tolerance is None or not worth_lifting(query, key) or not self.vector.shape[-1]:
             return None
         projected, x, y = self.projected(query, key)
-        table = _Table.fit(tolerance, design_limit(query.shape[-2], key.shape[-2]))
+        table = SeriesTable.of(tolerance, design_limit(query.shape[-2], key.shape[-2]))
         low, high, shift = _ranges(x, y, visible)
         x, y = x + repeat_heads(shift, x), y - shift
         if visible is not None:
@@ -312,25 +310,6 @@ def all_over_vmap(flag: Bool[Array, ""]) -> Bool[Array, ""]:
 @all_over_vmap.def_vmap
 def _all_over_vmap_rule(axis_size: int, in_batched: list[bool], flag: Array) -> tuple[Array, bool]:
     return (jnp.all(flag, axis=0) if in_batched[0] else flag), False
-
-
-@dataclass(frozen=True)
-class _Table:
-    """The fitted series as arrays, narrowest range first."""
-
-    limits: np.ndarray  # [J]
-    frequency: np.ndarray  # [J], π/2P
-    coefficients: np.ndarray  # [R, J]
-
-    @staticmethod
-    @functools.cache
-    def fit(tolerance: float, limit: float) -> "_Table":
-        series = series_table(terms_for(tolerance, limit), tolerance, limit)
-        return _Table(
-            np.array([s.limit for s in series]),
-            np.array([np.pi / (2 * s.half_period) for s in series]),
-            np.stack([s.coefficients for s in series], axis=1),
-        )
 
 
 def _ranges(x: Array, y: Array, visible: Array | None) -> tuple[Array, Array, Array]:

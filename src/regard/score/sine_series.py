@@ -1,13 +1,17 @@
 """Short sine series for tanh: tanh(z) ~ sum_r c_r sin((2r-1) pi z / 2P) on [-L, L].
 
-Pure NumPy in float64, run once per number of terms and cached. Nothing here knows about
-attention; `additive.py` turns a series into features.
+Pure NumPy in float64. Fitting takes up to ten seconds, so the tables for the default tolerances
+are stored in the package, in sine_series.npz (`python tools/fit_sine_series.py`). Nothing here
+knows about attention; `additive.py` turns a series into features.
 """
 
 import functools
 from dataclasses import dataclass
+from importlib import resources
 
 import numpy as np
+
+STORED = "sine_series.npz"
 
 # The weight of a derivative error relative to a value error of the same size while fitting.
 # 0.1 reduces the derivative's error by about a third and hardly changes the value's.
@@ -99,6 +103,51 @@ def terms_for(tolerance: float, limit: float) -> int:
         else:
             high = middle
     return high
+
+
+@dataclass(frozen=True)
+class SeriesTable:
+    """Series of one number of terms as arrays, narrowest range first.
+
+    Example:
+        >>> table = SeriesTable.of(2**-8, 9.25)
+        >>> table.coefficients.shape
+        (7, 9)
+    """
+
+    limits: np.ndarray  # [J]
+    frequency: np.ndarray  # [J], π/2P
+    coefficients: np.ndarray  # [R, J]
+
+    @staticmethod
+    @functools.cache
+    def of(tolerance: float, limit: float) -> "SeriesTable":
+        """The table of the package, where it has this one; otherwise it is fitted."""
+        stored = _stored().get(table_name(tolerance, limit))
+        if stored is None:
+            return SeriesTable.fit(tolerance, limit)
+        return SeriesTable(stored[0], stored[1], stored[2:])
+
+    @staticmethod
+    def fit(tolerance: float, limit: float) -> "SeriesTable":
+        series = series_table(terms_for(tolerance, limit), tolerance, limit)
+        return SeriesTable(
+            np.array([s.limit for s in series]),
+            np.array([np.pi / (2 * s.half_period) for s in series]),
+            np.stack([s.coefficients for s in series], axis=1),
+        )
+
+
+def table_name(tolerance: float, limit: float) -> str:
+    """The name of a table in the package's file."""
+    return f"{tolerance:.9g} up to {limit:g}"
+
+
+@functools.cache
+def _stored() -> dict[str, np.ndarray]:
+    """The package's tables by name, each [2 + R, J]: limits, frequency, coefficients."""
+    with resources.files("regard.score").joinpath(STORED).open("rb") as file:
+        return dict(np.load(file))
 
 
 @functools.cache
