@@ -29,9 +29,11 @@ from regard.score.contract import (
 )
 from regard.score.logistic_form import (
     REACH,
+    ExponentialKeys,
     LogisticForm,
     align,
     back_by_rows,
+    exponential,
     sum_to,
     weigh,
 )
@@ -164,6 +166,18 @@ class Additive(Score):
             None, None, self.vector.astype(wide), "exact" if tolerance is None else tolerance
         )
         return projected, x, y
+
+    def prepared(self, key: Array, positions: Array) -> tuple[Score, Array]:
+        """y = W_k k, in float32 or wider; on a CPU its exponential."""
+        if self.key_kernel is not None and self.key_kernel.ndim == 3:
+            key = jnp.repeat(key, self.key_kernel.shape[0] // key.shape[-3], axis=-3)
+        y = key.astype(accumulation_dtype(key.dtype))
+        y = y if self.key_kernel is None else project(key, self.key_kernel)
+        vector, tolerance = self.vector.astype(y.dtype), self.lift_tolerance(key.dtype)
+        if current_platform(key) == "cpu" and not lift_policy().anywhere:
+            return ExponentialKeys(self.query_kernel, vector), exponential(y)
+        known = "exact" if tolerance is None else tolerance  # y no longer tells the compute dtype
+        return replace(self, key_kernel=None, vector=vector, tolerance=known), y
 
     def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift | None:
         tolerance = self.lift_tolerance(query.dtype)

@@ -6,6 +6,7 @@ import jax
 from jax import Array
 
 from regard.score.contract import Lift, Score, inner_products, project, with_heads
+from regard.score.dot import Dot
 
 
 @jax.tree_util.register_dataclass
@@ -39,6 +40,15 @@ class Bilinear(Score):
         if query_width >= key_width:
             return Lift(project(query, self.kernel, rounded=True), key)
         return Lift(query, project(key, self.kernel.swapaxes(-1, -2), rounded=True))
+
+    def prepared(self, key: Array, positions: Array) -> tuple[Score, Array]:
+        """Keys projected to the queries' width, where that is the narrower one."""
+        query_width, key_width = self.kernel.shape[-2:]
+        shared = self.kernel.ndim == 3 and self.kernel.shape[0] != key.shape[-3]
+        if query_width >= key_width or shared:  # for shared key heads, N/K projections of each key
+            return self, key
+        projected = project(key, self.kernel.swapaxes(-1, -2), rounded=True)
+        return Dot(1.0), projected.astype(key.dtype)
 
     def check(self, query_width: int, key_width: int) -> None:
         if self.kernel.ndim not in (2, 3) or self.kernel.shape[-2:] != (query_width, key_width):

@@ -23,13 +23,14 @@ class Score:
     """The base class of every score, and of your own.
 
     A score is a pytree (its parameters are leaves, so it can be differentiated, jitted and
-    vmapped) with one method that has to be there, `scores`, and three that may be:
+    vmapped) with one method that has to be there, `scores`, and four that may be:
 
     - `scores(query, key)`: a(q, k) by definition. `query` is [..., T, Hq], `key` [..., S, Hk],
       both of one floating dtype and with equal leading axes; returns [..., T, S] in float32
       or wider.
     - `lift(query, key, visible=...)`: the same score as an inner product, or None.
     - `projected(query, key)`: the same score on inputs projected once, before any loop.
+    - `prepared(key, positions)`: the same score on keys prepared once, for a `Memory`.
     - `check(query_width, key_width)`: raise ValueError where the widths do not fit.
 
     Without a lift, blockwise pooling calls `scores` on one tile of queries and keys at a time,
@@ -58,7 +59,7 @@ class Score:
         """
         super().__init_subclass__()
         stated = ("sums_over_shares", "static_scale", "tanh_vector")
-        equal = ("lift", "tile_form", "scores_back", "projected", *stated)
+        equal = ("lift", "tile_form", "scores_back", "projected", "prepared", *stated)
         for name in equal if "scores" in vars(cls) else stated if "lift" in vars(cls) else ():
             if name not in vars(cls):
                 setattr(cls, name, vars(Score)[name])
@@ -94,6 +95,23 @@ class Score:
     def projected(self, query: Array, key: Array) -> "tuple[Score, Array, Array]":
         """An equal score, query and key with every projection done: no loop may repeat one."""
         return self, query, key
+
+    def prepared(self, key: Array, positions: Array) -> "tuple[Score, Array]":
+        """An equal score for the same queries and for keys prepared once; what a `Memory` stores.
+
+        Each key is prepared by itself, and the score depends on the parameters only: a memory
+        prepares chunks of keys as they come and asks for the score without any key. It holds
+        what the parameters do to keys (a projection, say), so that attending repeats none of it.
+        The default stores the keys as they are, which is right for every score.
+
+        Args:
+            key: [..., K, S, Hk]; S may be 0.
+            positions: int32, [..., 1, S], of the keys in their text.
+
+        Returns:
+            The score, and what is stored: [..., K, S, F], or N heads where parameters are per head.
+        """
+        return self, key
 
     def check(self, query_width: int, key_width: int) -> None:
         """Raises ValueError when queries and keys of these widths cannot be compared."""

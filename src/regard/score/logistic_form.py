@@ -6,6 +6,7 @@ way on devices without a matrix unit, where the lift would not pay.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,15 @@ from jax import Array
 from jaxtyping import Float
 
 from regard.placement import vary_as
-from regard.score.contract import Score, matmul_precision, with_heads
+from regard.score.contract import (
+    Score,
+    TileForm,
+    accumulation_dtype,
+    inner_products,
+    matmul_precision,
+    project,
+    with_heads,
+)
 
 # For larger arguments e^2x e^2y, or its inverse, would leave the range of float32.
 REACH = 20.0
@@ -52,7 +61,7 @@ class LogisticForm(Score):
         return (
             LogisticForm(sum_to(d_vector, self.vector)),
             scale * d_x / query,
-            scale * d_y / key,
+            scale * d_y / jnp.where(key == 0, 1, key),  # a slot never written holds zeros
         )
 
     def head_axes(self) -> dict[str, tuple[int, ...]]:
@@ -60,6 +69,105 @@ class LogisticForm(Score):
 
     def tile_width(self, query_width: int) -> int:
         return self.vector.shape[-1]
+
+
+# Where keys are stored as e^2y, for any number of calls. e^2x e^2y may overflow to infinity or
+# vanish, as r needs it then, but the two factors may not.
+STORED_REACH = 40.0
+
+
+def exponential(y: Float[Array, "... h"]) -> Float[Array, "... h"]:
+    """e^2y, from which `exponent` finds y again.
+
+    A key with any number past STORED_REACH (or NaN) is stored as y itself, marked by a negative
+    first number: -1 - y for y >= 0, -1 / (1 - y) for y < 0. So a call that wants to know whether
+    all keys are in range looks at one number of each.
+    """
+    inside = jnp.all(jnp.abs(y) <= STORED_REACH, axis=-1, keepdims=True)  # False on NaN
+    first = jnp.where(y >= 0, -1.0 - y, -1.0 / (1.0 - jnp.clip(y, -1e30, 0.0)))
+    plain = jnp.where(jnp.arange(y.shape[-1]) == 0, first, y)
+    return jnp.where(inside, jnp.exp(2.0 * jnp.where(inside, y, 0.0)), plain)
+
+
+def exponent(stored: Float[Array, "... h"]) -> Float[Array, "... h"]:
+    """y of `exponential(y)`, to a rounding of its own; 0 for a slot never written, all zeros."""
+    inside = stored[..., :1] >= 0
+    first = jnp.where(stored <= -1, -1.0 - stored, 1.0 + 1.0 / jnp.where(stored < 0, stored, -1.0))
+    plain = jnp.where(jnp.arange(stored.shape[-1]) == 0, first, stored)
+    return jnp.where(inside, 0.5 * jnp.log(jnp.where(inside & (stored > 0), stored, 1.0)), plain)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ExponentialKeys(Score):
+    """The additive score of queries and of keys stored as `exponential(W_k k)`.
+
+    Standing: exact (tests/score/test_prepared.py). By the logistic form where all of the data is
+    in its range, else by tanh.
+    """
+
+    query_kernel: Array | None
+    vector: Array
+
+    def scores(self, query: Array, key: Array) -> Array:
+        score, x, key = self.projected(query, key)
+        vector = cast(ExponentialKeys, score).vector
+        if not vector.shape[-1]:  # no hidden units: every score is 0
+            return inner_products(x, key)
+
+        def definition() -> Array:
+            y = exponent(key)
+            return weigh(jnp.tanh(x[..., :, None, :] + y[..., None, :, :]), vector)
+
+        form = LogisticForm(vector), jnp.exp(2.0 * _inside(x)), key
+        return jax.lax.cond(_in_range(x, key), lambda: _logistic(*form), definition)
+
+    def tile_form(
+        self, query: Array, key: Array, *, visible: Array | None = None
+    ) -> TileForm | None:
+        if not self.vector.shape[-1]:
+            return None
+        score, x, key = self.projected(query, key)
+        form = LogisticForm(cast(ExponentialKeys, score).vector)
+        in_range = _in_range(x, key)
+        standing = "exact, by tanh(x+y) = 1 - 2/(1 + e^2x e^2y) on stored e^2y"
+        return TileForm(form, jnp.exp(2.0 * _inside(x)), key, in_range, standing)
+
+    def projected(self, query: Array, key: Array) -> tuple[Score, Array, Array]:
+        wide = accumulation_dtype(query.dtype, key.dtype)
+        x = query.astype(wide) if self.query_kernel is None else project(query, self.query_kernel)
+        vector = self.vector.astype(wide)
+        return ExponentialKeys(None, vector), x.astype(wide), key.astype(wide)
+
+    def head_axes(self) -> dict[str, tuple[int, ...]]:
+        return with_heads(2, query_kernel=self.query_kernel) | with_heads(1, vector=self.vector)
+
+    def tile_width(self, query_width: int) -> int:
+        return self.vector.shape[-1]
+
+
+def _inside(x: Array) -> Array:
+    """Where the form is not used, its exponentials still have a gradient, and must be finite."""
+    return jnp.clip(x, -STORED_REACH, STORED_REACH)
+
+
+def _in_range(x: Array, stored: Array) -> Array:
+    x, stored = jax.lax.stop_gradient((x, stored))
+    known = jnp.all(stored[..., :1] >= 0)  # False on NaN too
+    return known & jnp.all(jnp.abs(x) <= STORED_REACH)
+
+
+@jax.custom_vjp
+def _logistic(form: LogisticForm, query: Array, key: Array) -> Array:
+    """form.scores(query, key), whose backward pass computes the pairs again instead of storing
+    them for each step of a decoder."""
+    return form.scores(query, key)
+
+
+_logistic.defvjp(
+    lambda form, query, key: (form.scores(query, key), (form, query, key)),
+    lambda residuals, d_scores: residuals[0].scores_back(*residuals[1:], d_scores),
+)
 
 
 def weigh(values: Float[Array, "... T S h"], vector: Array) -> Float[Array, "... T S"]:
