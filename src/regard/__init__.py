@@ -7,8 +7,8 @@ normalize -> pool.
 import importlib.metadata
 
 from regard.attend import attend, explain, masked_softmax, scores, weights
-from regard.cache import KVCache
 from regard.mask import Mask
+from regard.memory import Memory
 from regard.normalize import Cone, Hard, Kernel, Normalizer, Softmax, Sparsemax, Uniform
 from regard.score import Additive, Bilinear, Dot, Gaussian, Lift, Score
 from regard.summary import Summary, attention_map, summarize
@@ -41,5 +41,5 @@ __all__ = [
     "Hard",
     "Uniform",
     "Normalizer",
-    "KVCache",
+    "Memory",
 ]

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.front_door import Pipeline, prepare
+from regard.front_door import DOT, Pipeline, prepare
 from regard.mask import Mask, resolve
+from regard.memory import Memory
 from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of, explicit_mesh, on_device, shard_as_queries
 from regard.pool.backend import Backend, Problem, Request
@@ -21,7 +22,6 @@ from regard.pool.choose import Choice, choose
 from regard.pool.reference import dense_weights
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Score, accumulation_dtype, require_pytree
-from regard.score.dot import Dot
 from regard.shapes import check, check_scores
 
 
@@ -38,8 +38,8 @@ class Options(Pipeline, total=False):
 @overload
 def attend(
     query: Array,
-    key: Array,
-    value: Array,
+    key: Array | Memory,
+    value: Array | None = None,
     *,
     return_weights: Literal[False] = ...,
     return_lifted: Literal[False] = ...,
@@ -48,8 +48,8 @@ def attend(
 @overload
 def attend(
     query: Array,
-    key: Array,
-    value: Array,
+    key: Array | Memory,
+    value: Array | None = None,
     *,
     return_weights: Literal[True],
     return_lifted: Literal[False] = ...,
@@ -58,8 +58,8 @@ def attend(
 @overload
 def attend(
     query: Array,
-    key: Array,
-    value: Array,
+    key: Array | Memory,
+    value: Array | None = None,
     *,
     return_weights: Literal[False] = ...,
     return_lifted: Literal[True],
@@ -68,8 +68,8 @@ def attend(
 @overload
 def attend(
     query: Array,
-    key: Array,
-    value: Array,
+    key: Array | Memory,
+    value: Array | None = None,
     *,
     return_weights: Literal[True],
     return_lifted: Literal[True],
@@ -78,8 +78,8 @@ def attend(
 @overload
 def attend(
     query: Array,
-    key: Array,
-    value: Array,
+    key: Array | Memory,
+    value: Array | None = None,
     *,
     return_weights: bool = ...,
     return_lifted: bool = ...,
@@ -87,10 +87,10 @@ def attend(
 ) -> Any: ...
 def attend(
     query: Array,
-    key: Array,
-    value: Array,
+    key: Array | Memory,
+    value: Array | None = None,
     *,
-    score: Score = Dot(),
+    score: Score = DOT,
     valid_lens: Array | None = None,
     mask: Mask | Array | None = None,
     bias: Array | None = None,
@@ -100,6 +100,7 @@ def attend(
     implementation: str | Sequence[str] | None = None,
     mesh: Any = None,
     sequence_axis: str | None = None,
+    query_positions: Array | None = None,
     return_weights: bool = False,
     return_lifted: bool = False,
 ) -> Any:
@@ -120,8 +121,9 @@ def attend(
 
     Args:
         query: (T, Hq), (B, T, Hq) or (B, T, N, Hq).
-        key: (S, Hk), (B, S, Hk) or (B, S, K, Hk); K divides N (grouped queries).
-        value: (S, V), (B, S, V) or (B, S, K, V).
+        key: (S, Hk), (B, S, Hk) or (B, S, K, Hk); K divides N (grouped queries). Or a Memory,
+            which has the values and the score as well.
+        value: (S, V), (B, S, V) or (B, S, K, V); none with a Memory.
         score: Dot, Gaussian, Bilinear, Additive, or your own Score.
         valid_lens: integers (), (B,), (B, T) or (B, N, T); (T,) for rank 2. Keys s < valid_lens
             take part; clipped to [0, S].
@@ -136,6 +138,8 @@ def attend(
             attention, whatever T and S are; for masks by lengths, causal order and windows.
             Without a mesh, the one of jax.set_mesh. Inside your own shard_map over that axis,
             the arrays are the device's shares and masks speak of the whole sequence.
+        query_positions: integers (T,) or (B, T): where the queries stand in the text that a
+            Memory holds; None: the last one at its end.
         return_weights: also return the weights, (T, S), (B, T, S) or (B, N, T, S), before
             dropout. Looking never changes the output.
         return_lifted: also return a bool scalar: whether the score's lift ran (True) or its
@@ -149,28 +153,39 @@ def attend(
         ValueError, TypeError: the rule, every array with its shape, the fix.
         NotImplementedError: a named implementation cannot do this; the message says what.
     """
+    if isinstance(key, Memory):
+        if value is not None:
+            raise ValueError("a Memory has its own values. Fix: attend(query, memory, ...).")
+        value = cast(Any, key)
+    elif value is None:
+        raise ValueError("attend needs query, key and value, or a query and a regard.Memory.")
     options: dict[str, Any] = dict(normalize=normalize, dropout_rate=dropout_rate)
     options |= dict(mesh=mesh, sequence_axis=sequence_axis)
-    arrays: dict[str, Any] = dict(query=query, key=key, value=value, score=score, bias=bias)
+    arrays: dict[str, Any] = dict(query=query, key=key, value=value, bias=bias)
+    arrays |= {} if score is DOT else dict(score=score)
     arrays |= dict(valid_lens=valid_lens, mask=mask, dropout_rng=dropout_rng)
+    arrays |= dict(query_positions=query_positions)
     wanted = ("out", *("weights",) * return_weights, *("flag",) * return_lifted)
     call = functools.partial(_attend, implementation=implementation, wanted=wanted, **options)
-    explicit = explicit_mesh(query, key, value)
+    held = [key.key] if isinstance(key, Memory) else [key, value]
+    explicit = explicit_mesh(query, *held)
     if explicit is None:
         return call(**arrays)
-    check(query, key, value)
+    if not isinstance(key, Memory):
+        check(query, key, value)
     return shard_as_queries(explicit, call, arrays, wanted)
 
 
 def weights(
     query: Array,
-    key: Array,
+    key: Array | Memory,
     *,
-    score: Score = Dot(),
+    score: Score = DOT,
     valid_lens: Array | None = None,
     mask: Mask | Array | None = None,
     bias: Array | None = None,
     normalize: Normalizer = Softmax(),
+    query_positions: Array | None = None,
     implementation: str | Sequence[str] | None = None,
 ) -> Array:
     """The weights alpha(q, k) that `attend` pools with, as a dense array.
@@ -189,11 +204,12 @@ def weights(
         (T, S), (B, T, S) or (B, N, T, S), float32 or wider.
     """
     pipeline = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias, normalize=normalize)
+    pipeline |= dict(query_positions=query_positions)
     problem, request = prepare(query, key, None, **cast(Any, pipeline))
     return _weights(problem, Program.of(choose(request, implementation)))
 
 
-def scores(query: Array, key: Array, *, score: Score = Dot()) -> Array:
+def scores(query: Array, key: Array | Memory, *, score: Score = DOT) -> Array:
     """a(q, k) by its definition: no lift, no mask.
 
     Example:
@@ -239,8 +255,8 @@ def masked_softmax(
 
 def explain(
     query: Array,
-    key: Array,
-    value: Array,
+    key: Array | Memory,
+    value: Array | None = None,
     *,
     verbose: bool = False,
     return_weights: bool = False,
@@ -273,6 +289,11 @@ def explain(
     if isinstance(options.get("score"), Score):
         require_pytree(options["score"])
 
+    value = cast(Any, key if isinstance(key, Memory) else value)
+    options.setdefault("score", DOT)
+    if options["score"] is DOT:  # the very object: known from one that the caller gave
+        static_options["score"] = options.pop("score")
+
     def shapes_only(query: Array, key: Array, value: Array, arrays: dict[str, Any]) -> None:
         found.append(prepare(query, key, value, device=device, **static_options, **arrays)[1])
 
@@ -296,8 +317,8 @@ class Program(NamedTuple):
 
 def _attend(
     query: Array,
-    key: Array,
-    value: Array,
+    key: Array | Memory,
+    value: Array | Memory,
     *,
     implementation: str | Sequence[str] | None,
     wanted: tuple[str, ...],
@@ -323,7 +344,7 @@ def _pool(problem: Problem, program: Program) -> tuple[Array, Array]:
         return axes.callers(zeros), jnp.array(False)
     with on_device(program.device):
         out, lifted = program.backend.pool(problem, program.settings)
-    return axes.callers(out), lifted
+    return axes.callers(problem.spoiled(out)), lifted
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -335,10 +356,11 @@ def _weights(problem: Problem, program: Program) -> Array:
     with on_device(program.device):
         problem = problem.zeroed()
         scores = program.backend.scores(problem, program.settings)
-        return axes.callers_pairs(dense_weights(problem, scores))
+        return axes.callers_pairs(problem.spoiled(dense_weights(problem, scores)))
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _scores(problem: Problem, program: Program) -> Array:
     with on_device(program.device):
-        return problem.axes.callers_pairs(program.backend.scores(problem, program.settings))
+        found = program.backend.scores(problem, program.settings)
+        return problem.axes.callers_pairs(problem.spoiled(found))

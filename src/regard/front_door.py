@@ -11,6 +11,7 @@ from jax import Array
 
 from regard.dropout import seed_words
 from regard.mask import Mask, MaskFacts, resolve
+from regard.memory import Memory, recall
 from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of
 from regard.pool.backend import Problem, Request
@@ -18,6 +19,8 @@ from regard.pool.sequence_axis import SequenceAxis
 from regard.score.contract import Score, promote, require_pytree
 from regard.score.dot import Dot
 from regard.shapes import Axes, check
+
+DOT = Dot()  # the default: known from a dot product that the caller asked for
 
 
 class Pipeline(TypedDict, total=False):
@@ -28,14 +31,15 @@ class Pipeline(TypedDict, total=False):
     mask: Mask | Array | None
     bias: Array | None
     normalize: Normalizer
+    query_positions: Array | None
 
 
 def prepare(
     query: Array,
-    key: Array,
-    value: Array | None,
+    key: Array | Memory,
+    value: Array | Memory | None,
     *,
-    score: Score = Dot(),
+    score: Score = DOT,
     valid_lens: Array | None = None,
     mask: Mask | Array | None = None,
     bias: Array | None = None,
@@ -44,6 +48,7 @@ def prepare(
     dropout_rng: Array | None = None,
     mesh: Any = None,
     sequence_axis: str | None = None,
+    query_positions: Array | None = None,
     device: Device | None = None,
 ) -> tuple[Problem, Request]:
     """A checked problem, and the request that a backend is chosen for; arguments as in `attend`.
@@ -51,7 +56,16 @@ def prepare(
     Args:
         device: that of the call; None finds it.
     """
-    query, key = jnp.asarray(query), jnp.asarray(key)
+    query, lost = jnp.asarray(query), None
+    if isinstance(key, Memory):
+        given = None if score is DOT else score
+        held = recall(key, query, given, mask, valid_lens, query_positions)
+        value = None if value is None else held.value
+        key, score, lost = held.key, held.score, held.lost
+        mask, valid_lens = held.mask, None
+    elif query_positions is not None:
+        raise ValueError("query_positions are of queries of a regard.Memory. Fix: leave it out.")
+    key = jnp.asarray(key)
     value = None if value is None else jnp.asarray(value)
     axes = check(query, key, value)
     _check_parts(score, normalize, axes, query, key)
@@ -94,6 +108,7 @@ def prepare(
         normalize,
         float(dropout_rate) if seed is not None else 0.0,
         axes,
+        lost,
     )
     return problem, request
 

@@ -151,7 +151,12 @@ def shard_as_queries(
             unchanged.
         results: "out", "weights" or "flag" for each result of `call`.
     """
-    rank, spec, of_keys = arrays["query"].ndim, _spec(arrays["query"]), _spec(arrays["key"])
+    key = arrays["key"]  # or a Memory of keys
+    rank, spec, of_keys = (
+        arrays["query"].ndim,
+        _spec(arrays["query"]),
+        _spec(getattr(key, "key", key)),
+    )
     batch = (spec[0] or of_keys[0],) if rank > 2 else ()
     rows, heads = spec[rank - 2 if rank < 4 else 1], spec[2:3] if rank == 4 else ()
     specs = dict(out=(*batch, rows, *heads, None), weights=(*batch, *heads, rows, None), flag=())

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from regard.front_door import Pipeline, prepare
+from regard.memory import Memory
 from regard.placement import on_device, vary_as
 from regard.pool.backend import Problem, Request
 from regard.pool.blockwise import (
@@ -55,7 +56,7 @@ class Summary:
     key_total: Array
 
 
-def summarize(query: Array, key: Array, **pipeline: Unpack[Pipeline]) -> Summary:
+def summarize(query: Array, key: Array | Memory, **pipeline: Unpack[Pipeline]) -> Summary:
     """Entropy, best key and its weight per query, and the weight received per key.
 
     Example:
@@ -77,7 +78,7 @@ def summarize(query: Array, key: Array, **pipeline: Unpack[Pipeline]) -> Summary
 
 def attention_map(
     query: Array,
-    key: Array,
+    key: Array | Memory,
     *,
     resolution: tuple[int, int] = (512, 512),
     **pipeline: Unpack[Pipeline],
@@ -157,7 +158,8 @@ def _summarize(problem: Problem, settings: Settings, policy: LiftPolicy) -> Summ
         entropy, best, at = (
             join(plan, a[..., None]).reshape(axes.B, axes.N, -1)[..., : axes.T] for a in per_query
         )
-        return Summary(entropy, at, best, _heads_joined(totals, axes, 1)[..., : axes.S])
+        received = _heads_joined(totals, axes, 1)[..., : axes.S]
+        return Summary(problem.spoiled(entropy), at, problem.spoiled(best), received)
 
     summary = _visit_tiles(problem, settings, start, query_block, finish)
     return jax.tree.map(axes.callers_pairs, summary)

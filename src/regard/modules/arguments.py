@@ -6,6 +6,7 @@ through `takes`. Nothing here imports Flax.
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
@@ -13,8 +14,8 @@ from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
 import jax.numpy as jnp
 from jax import Array
 
-from regard.cache import KVCache
 from regard.mask import Mask
+from regard.memory import Memory
 from regard.modules.parameters import (
     Fixed,
     Initializer,
@@ -262,14 +263,17 @@ class MultiHeadCall(PoolingCall, total=False):
     after the output, and the grown cache after both.
 
     Args:
-        cache: a KVCache; the chunk is appended, and attends to itself and all tokens before.
-            Masks and bias then span the cache, S = max_len, and valid_lens, () or (B,), say how
-            many tokens of the chunk belong to each example.
+        cache: a Memory of init_cache; the chunk is appended, and attends to itself and all tokens
+            before. Masks and bias then span the cache, S = max_len, and valid_lens, () or (B,),
+            say how many tokens of the chunk belong to each example.
+        memory: a Memory of `remember`, in place of inputs_k and inputs_v: cross-attention to keys
+            that were projected once.
         is_causal: as `mask=regard.Mask.causal(align="start")`; with a cache, every call is.
         sow_weights: sows the weights as "attention_weights", as Flax does.
     """
 
-    cache: KVCache | None
+    cache: Memory | None
+    memory: Memory | None
     is_causal: bool
     sow_weights: bool
 
@@ -310,6 +314,21 @@ def refuse_flax_only(given: Mapping[str, Any], theirs: Callable[..., Any]) -> No
             f"broadcast_dropout=True, dropout_rate={given['dropout_rate']}. "
             "Fix: broadcast_dropout=False."
         )
+
+
+def deprecated_kv(inputs_k: Array | None, inputs_v: Array | None, inputs_kv: Array) -> Array:
+    """Keys and values from the one argument that Flax's linen once had for both."""
+    if inputs_k is not None or inputs_v is not None:
+        raise ValueError(
+            "If either `inputs_k` or `inputs_v` is not None, `inputs_kv` must be None. Fix: "
+            "(inputs_q, inputs_k, inputs_v)."
+        )
+    warnings.warn(
+        "The inputs_kv arg will be deprecated soon. Use inputs_k and inputs_v instead.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return inputs_kv
 
 
 def takes(

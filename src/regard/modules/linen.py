@@ -5,9 +5,8 @@ shared with `regard.nnx`: the same parameters give the same bits in both.
 """
 
 import dataclasses
-import warnings
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import jax.numpy as jnp
 from jax import Array
@@ -20,9 +19,16 @@ except ModuleNotFoundError as _error:
         'Install it with: pip install "regard[flax]"'
     ) from _error
 
-from regard.cache import KVCache
+from regard.memory import Memory
 from regard.modules import arguments as shared
-from regard.modules.arguments import MultiHeadCall, PoolingCall, documented, refuse_flax_only
+from regard.modules.arguments import (
+    MultiHeadCall,
+    PoolingCall,
+    deprecated_kv,
+    documented,
+    refuse_flax_only,
+)
+from regard.modules.flax_cache import as_flax, from_flax
 from regard.modules.head_plan import plan
 from regard.modules.loading import fit
 from regard.modules.multi_head import MultiHead
@@ -44,7 +50,7 @@ __all__ = [
     "AdditiveAttention",
     "MultiHeadAttention",
     "MultiHeadDotProductAttention",
-    "KVCache",
+    "Memory",
     "LOGICAL_AXES",
     "load",
 ]
@@ -80,28 +86,48 @@ class _Pooling(_Attention):
 
     @nn.compact
     def __call__(
-        self, query: Array, key: Array, value: Array, **options: Unpack[PoolingCall]
+        self,
+        query: Array,
+        key: Array | Memory,
+        value: Array | None = None,
+        **options: Unpack[PoolingCall],
     ) -> Any:
         """Pools the values.
 
         Args:
             query: (T, D), (B, T, D) or (B, T, N, D).
-            key: (S, D), (B, S, D) or (B, S, K, D).
-            value: (S, V), (B, S, V) or (B, S, K, V).
+            key: (S, D), (B, S, D) or (B, S, K, D); or a memory made by `remember`.
+            value: (S, V), (B, S, V) or (B, S, K, V); none with a memory.
             options: valid_lens, mask, bias, deterministic, dropout_rng, implementation and
                 return_weights, as in `regard.modules.arguments.PoolingCall`.
 
         Returns:
             The output, or (output, weights).
         """
-        own: Any = self
-        learned = self.learned(jnp.shape(query)[-1], jnp.shape(key)[-1])
+        key_width = key.made.key_width if isinstance(key, Memory) else jnp.shape(key)[-1]
+        own, learned = cast(Any, self), self.learned(jnp.shape(query)[-1], key_width)
         params = {
             name: self.param(name, _initializer(parameter, own.partitioned), own.param_dtype)
             for name, parameter in learned.parameters().items()
         }
         pool = Pool(type(self).__name__, learned)
         return pool(params, query, key, value, **self._options(**options))
+
+    def remember(self, key: Array, value: Array, valid_lens: Array | None = None) -> Memory:
+        """Keys and values prepared once: a call with (query, memory) then equals one with (query,
+        key, value), without preparing a key again. For `module.apply(..., method="remember")`.
+
+        Args:
+            key: (S, D), (B, S, D) or (B, S, K, D).
+            value: (S, V), (B, S, V) or (B, S, K, V).
+            valid_lens: integers () or (B,): how many keys of each example there are.
+        """
+        own, params = cast(Any, self), _held(self)
+        kernel = params.get("query_kernel", params.get("kernel"))
+        width = jnp.shape(key)[-1]
+        learned = self.learned(width if kernel is None else kernel.shape[0], width)
+        pool = Pool(type(self).__name__, learned)
+        return pool.remember(params, key, value, valid_lens, own.dtype, own.precision)
 
 
 @documented(shared.DotArguments, shared.Options)
@@ -241,7 +267,7 @@ class MultiHeadAttention(shared.MultiHeadArguments, _Attention):
         """
         refuse_flax_only(vars(self), nn.MultiHeadDotProductAttention)
         if inputs_kv is not None:
-            inputs_k = _deprecated_kv(inputs_k, inputs_v, inputs_kv)
+            inputs_k = deprecated_kv(inputs_k, inputs_v, inputs_kv)
         heads = plan(self, (inputs_q, inputs_k, inputs_v))
         params = {
             name: _Group(tuple(group.items()), self.param_dtype, self.partitioned, name=name)()
@@ -265,30 +291,46 @@ class MultiHeadAttention(shared.MultiHeadArguments, _Attention):
         if held is not None and pooled.cache is not None:
             shape: Any = self.get_variable("cache", "cached_key").shape
             names = ("cached_key", "cached_value", "cache_index")
-            for name, array in zip(names, pooled.cache.as_flax(shape), strict=True):
+            for name, array in zip(names, as_flax(pooled.cache, shape), strict=True):
                 self.put_variable("cache", name, array)
         if sow and pooled.weights is not None:
             dtype = pooled.weights.dtype if self.force_fp32_for_softmax else pooled.out.dtype
             self.sow("intermediates", "attention_weights", pooled.weights.astype(dtype))
         return pooled.results(look, given is not None)
 
-    def init_cache(self, batch: int, max_len: int, dtype: Any = None) -> KVCache:
+    def remember(
+        self, inputs_k: Array, inputs_v: Array | None = None, *, valid_lens: Array | None = None
+    ) -> Memory:
+        """Keys and values projected once for cross-attention, for `memory=` in a call: see
+        `regard.nnx.MultiHeadAttention.remember`. For `module.apply(..., method="remember")`.
+        """
+        params = _held(self)
+        query = jnp.zeros((0, params["query"]["kernel"].shape[0]))
+        heads = plan(self, (query, inputs_k, inputs_v))
+        options: Any = dict(valid_lens=valid_lens, dtype=self.dtype, precision=self.precision)
+        return heads.remember(params, inputs_k, inputs_v, **options)
+
+    def init_cache(
+        self, batch: int, max_len: int, dtype: Any = None, window: int | None = None
+    ) -> Memory:
         """An empty cache for `batch` texts of up to `max_len` tokens, for `cache=`.
 
         The head widths must be known to the constructor (in_features, qkv_features, or the head
-        widths themselves). dtype: None takes the module's dtype, or else param_dtype.
+        widths themselves). dtype: None takes the module's dtype, or else param_dtype; window: see
+        Memory.empty.
         """
-        return plan(self).init_cache(batch, max_len, dtype or self.dtype or self.param_dtype)
+        dtype = dtype or self.dtype or self.param_dtype
+        return plan(self).init_cache(batch, max_len, dtype, window)
 
     def _held_cache(
         self, heads: MultiHead, params: Tree, query: Array, key: Array, options: Mapping[str, Any]
-    ) -> KVCache | None:
+    ) -> Memory | None:
         """Flax's cache variables; None in the call that makes them, which is not causal."""
         if self.has_variable("cache", "cached_key"):
             names = ("cached_key", "cached_value", "cache_index")
             held: list[Any] = [self.get_variable("cache", name) for name in names]
             key, value, index = held
-            return KVCache.of_flax(key, value, index, options)
+            return from_flax(key, value, index, options)
         dtype = self.dtype or heads.dtype(params, query, key)
         *batch, length = key.shape[:-1]
         made = heads.init_cache(1, length, dtype)
@@ -300,20 +342,6 @@ class MultiHeadAttention(shared.MultiHeadArguments, _Attention):
 
 class MultiHeadDotProductAttention(MultiHeadAttention):
     """Flax's other name of `MultiHeadAttention`: the same in everything but this name."""
-
-
-def _deprecated_kv(inputs_k: Array | None, inputs_v: Array | None, inputs_kv: Array) -> Array:
-    if inputs_k is not None or inputs_v is not None:
-        raise ValueError(
-            "If either `inputs_k` or `inputs_v` is not None, `inputs_kv` must be None. Fix: "
-            "(inputs_q, inputs_k, inputs_v)."
-        )
-    warnings.warn(
-        "The inputs_kv arg will be deprecated soon. Use inputs_k and inputs_v instead.",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-    return inputs_kv
 
 
 class _Group(nn.Module):
@@ -329,6 +357,11 @@ class _Group(nn.Module):
             name: self.param(name, _initializer(parameter, self.partitioned), self.param_dtype)
             for name, parameter in self.parameters
         }
+
+
+def _held(module: nn.Module) -> dict[str, Any]:
+    """The parameters of a module inside of apply, by name."""
+    return nn.meta.unbox(module.variables.get("params", {}))
 
 
 def load(variables: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:

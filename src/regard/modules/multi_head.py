@@ -4,18 +4,17 @@ Heads that share a score run as one `attend` call, with parameters of their own 
 are decided in head_plan.py; the arrays belong to `regard.nnx` and `regard.linen`.
 """
 
-import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from regard.attend import attend
-from regard.cache import KVCache, is_real
 from regard.mask import Mask, resolve
+from regard.memory import Memory, is_real
+from regard.modules.axes import as_mask, flat, flat_pairs, mask_of_heads, pairs_of_heads, take
 from regard.modules.parameters import Initializer, Learned, Parameter, Tree, matmul_precision_of
 from regard.score.contract import promote
 from regard.shapes import Axes
@@ -35,7 +34,7 @@ class Pooled(NamedTuple):
 
     out: Array
     weights: Array | None
-    cache: KVCache | None
+    cache: Memory | None
 
     def results(self, return_weights: bool, return_cache: bool) -> Any:
         """The output alone, or a tuple of it and of what else the caller asked for."""
@@ -85,15 +84,58 @@ class MultiHead:
                 found[group.name] = own
         return found
 
-    def init_cache(self, batch: int, max_len: int, dtype: Any) -> KVCache:
-        return KVCache.empty(
+    def init_cache(self, batch: int, max_len: int, dtype: Any, window: int | None = None) -> Memory:
+        return Memory.empty(
             batch,
             max_len,
             key_heads=self.key_heads,
             key_width=self.key_head_features,
             value_width=self.value_head_features,
+            score=None,  # the heads may have several, and their parameters may change
             dtype=dtype,
+            window=window,
         )
+
+    def remember(
+        self,
+        params: Tree,
+        key: Array,
+        value: Array | None = None,
+        *,
+        valid_lens: Array | None = None,
+        dtype: Any = None,
+        precision: Any = None,
+    ) -> Memory:
+        """Keys and values projected once, for calls with `memory=`; options as of a call.
+
+        Where all heads share a score, keys are also prepared for it.
+        """
+        inputs = self._inputs(None, key, value)[1:]
+        key, value = (flat(array, array.shape[:-2], 2) for array in inputs)
+        if valid_lens is not None:
+            valid_lens = jnp.asarray(valid_lens)
+            valid_lens = valid_lens.reshape(-1) if valid_lens.ndim else valid_lens
+            place = jnp.arange(key.shape[1], dtype=valid_lens.dtype)[None]  # [1, S]
+            real = (place < valid_lens.reshape(-1, 1))[..., None]
+            key, value = jnp.where(real, key, 0), jnp.where(real, value, 0)
+        dtype = self.dtype(params, key, value) if dtype is None else dtype
+        score = None
+        with matmul_precision_of(precision):
+            key, value = self._keys_and_values(params, key, value, dtype)
+            if len(self.groups) == 1:
+                [group] = self.groups
+                own = params.get(group.name, {}) if group.name else {}
+                score = group.learned.score(own, jnp.zeros((1, 1, 1, self.query_head_features)))[0]
+            return Memory.of(key, value, score=score, valid_lens=valid_lens)
+
+    def _keys_and_values(
+        self, params: Tree, key: Array, value: Array, dtype: Any
+    ) -> tuple[Array, Array]:
+        """[B, S, K, Hk] and [B, S, K, V]."""
+        key = _into_heads(key, params["key"], dtype)
+        if self.normalize_qk:
+            key = _layer_norm(key, params["key_ln"]["scale"])
+        return key, _into_heads(value, params["value"], dtype)
 
     def _into_heads(self, features: int, heads: int, axis: str, width: int) -> dict[str, Parameter]:
         kernel = Parameter(
@@ -120,7 +162,8 @@ class MultiHead:
         key: Array | None = None,
         value: Array | None = None,
         *,
-        cache: KVCache | None = None,
+        cache: Memory | None = None,
+        memory: Memory | None = None,
         valid_lens: Array | None = None,
         mask: Mask | Array | None = None,
         bias: Array | None = None,
@@ -131,38 +174,39 @@ class MultiHead:
         **options: Any,
     ) -> Pooled:
         """Projects into heads, pools each, projects out; `options` are attend's."""
+        if memory is not None:
+            key, value = self._no_keys(query, key, value, cache, memory)
         query, key, value = self._inputs(query, key, value)
         batch = query.shape[:-2]
-        query, key, value = (_flat(array, batch, 2) for array in (query, key, value))
-        found = _as_mask(mask, valid_lens if cache is None else None, batch)
-        bias = None if bias is None else _flat_pairs(jnp.asarray(bias), batch)
-        if cache is None:
-            found = found & Mask.causal(align="start") if is_causal else found
-            key, value = self._zero_padding(query, key, value, found)
-        else:
-            count, lens = query.shape[1], cache.chunk_lens(valid_lens, query.shape[1])
+        query, key, value = (flat(array, batch, 2) for array in (query, key, value))
+        found = as_mask(mask, valid_lens if cache is None else None, batch)
+        bias = None if bias is None else flat_pairs(jnp.asarray(bias), batch)
+        count, lens = query.shape[1], None
+        if cache is not None:
+            lens = cache.chunk_lens(valid_lens, count)
             query, key, value = _zero_chunk_padding(query, key, value, lens)
+        elif is_causal:
+            found = found & Mask.causal(align="start")
+        if cache is None and memory is None:
+            key, value = self._zero_padding(query, key, value, found)
         if dtype is None:
             dtype = self.dtype(params, query, key, value)
         with matmul_precision_of(precision):
             query = _into_heads(query, params["query"], dtype)  # [B, T, N, Hq]
-            key = _into_heads(key, params["key"], dtype)  # [B, S, K, Hk]
-            value = _into_heads(value, params["value"], dtype)  # [B, S, K, V]
             if self.normalize_qk:
                 query = _layer_norm(query, params["query_ln"]["scale"])
-                key = _layer_norm(key, params["key_ln"]["scale"])
-            late = None
-            if cache is not None:
-                late, found = cache.late(count, lens), cache.mask(found, count, lens)
-                cache = cache.append(key, value, lens)
-                key, value = cache.key.astype(dtype), cache.value.astype(dtype)
+            if memory is None:
+                key, value = self._keys_and_values(params, key, value, dtype)
+            if cache is not None and lens is not None:
+                # A padded query stands before the text, so that it sees no key.
+                positions = jnp.where(is_real(count, jnp.asarray(lens)), cache.positions(count), -1)
+                options["query_positions"] = positions
+                memory = cache = cache.append(key, value, lens)
+                found = found & Mask.causal()
             pooled, weights = self._pool(
-                params, query, key, value, found, bias, return_weights, options
+                params, query, memory or (key, value), found, bias, return_weights, options, dtype
             )
             out = _out_of_heads(pooled, params["out"], dtype)  # [B, T, out]
-        if late is not None:
-            out = jnp.where(late[..., None], jnp.nan, out)
-            weights = [jnp.where(late[:, None, :, None], jnp.nan, alpha) for alpha in weights]
         out = out.reshape(*batch, *out.shape[1:])
         weights = [alpha.reshape(*batch, *alpha.shape[1:]) for alpha in weights]
         return Pooled(out, weights[0] if weights else None, cache)
@@ -170,6 +214,21 @@ class MultiHead:
     def dtype(self, params: Tree, *inputs: Array) -> Any:
         """The type of a computation whose dtype is not given."""
         return promote(*(x.dtype for x in (*inputs, *jax.tree.leaves(params))))
+
+    def _no_keys(
+        self, query: Array, key: Any, value: Any, cache: Memory | None, memory: Memory
+    ) -> list[Array]:
+        """Keys and values of no tokens: the memory has them."""
+        if not key is value is cache is None:
+            raise ValueError(
+                "memory= has the keys and values: they are not given again. Got inputs_k "
+                f"{None if key is None else list(key.shape)}, inputs_v "
+                f"{None if value is None else list(value.shape)}, cache "
+                f"{'given' if cache else None}, memory.key {list(memory.key.shape)}. Fix: "
+                "layer(query, memory=memory)."
+            )
+        batch, widths = jnp.shape(query)[:-2], (self.key_features, self.value_features)
+        return [jnp.zeros((*batch, 0, width), jnp.result_type(query)) for width in widths]
 
     def _zero_padding(
         self, query: Array, key: Array, value: Array, mask: Mask
@@ -190,40 +249,46 @@ class MultiHead:
         self,
         params: Tree,
         query: Array,
-        key: Array,
-        value: Array,
+        held: Memory | tuple[Array, Array],
         mask: Mask,
         bias: Array | None,
         return_weights: bool,
         options: dict[str, Any],
+        dtype: Any,
     ) -> tuple[Array, list[Array]]:
-        """[B, T, N, V], and [B, N, T, S] where asked for, from every group, in order of heads."""
+        """[B, T, N, V], and [B, N, T, S] where asked for, from every group, in order of heads.
+
+        Args:
+            held: keys and values, or a memory of them.
+        """
         pooled: list[Array] = []
         weights: list[Array] = []
         rng = options.pop("dropout_rng", None)
         for number, group in enumerate(self.groups):
             heads, of_keys = group.heads, self._key_heads_of(group.heads)
             own = params.get(group.name, {}) if group.name else {}
-            score, own_query = group.learned.score(own, _take(query, heads, 2))
-            found = attend(
+            score, own_query = group.learned.score(own, take(query, heads, 2))
+            own_options: Any = dict(score=score)
+            if isinstance(held, Memory) and held.score is not None:  # it carries this one
+                own_options = {}
+            found = cast(Any, attend)(
                 own_query,
-                _take(key, of_keys, 2),
-                _take(value, of_keys, 2),
-                score=score,
-                mask=_mask_of_heads(mask, heads, self.num_heads),
-                bias=_pairs_of_heads(bias, heads, self.num_heads),
+                *_of_heads(held, of_keys, dtype),
+                mask=mask_of_heads(mask, heads, self.num_heads),
+                bias=pairs_of_heads(bias, heads, self.num_heads),
                 # Each group counts its heads from 0, so each needs random numbers of its own.
                 dropout_rng=rng if rng is None or number == 0 else jax.random.fold_in(rng, number),
                 return_weights=return_weights,
                 **options,
+                **own_options,
             )
             out, *alpha = found if return_weights else (found,)
             pooled.append(out)
             weights += alpha
         order = [head for group in self.groups for head in group.heads]
         back = tuple(order.index(head) for head in range(self.num_heads))
-        out = _take(jnp.concatenate(pooled, axis=2), back, 2)
-        return out, [_take(jnp.concatenate(weights, axis=1), back, 1)] if return_weights else []
+        out = take(jnp.concatenate(pooled, axis=2), back, 2)
+        return out, [take(jnp.concatenate(weights, axis=1), back, 1)] if return_weights else []
 
     def _key_heads_of(self, heads: tuple[int, ...]) -> tuple[int, ...]:
         """The key heads of these query heads, each once where the queries still form groups."""
@@ -234,7 +299,7 @@ class MultiHead:
         return tuple(used)
 
     def _inputs(
-        self, query: Array, key: Array | None, value: Array | None
+        self, query: Array | None, key: Array | None, value: Array | None
     ) -> tuple[Array, Array, Array]:
         """Checked; a missing key is the query (self-attention), a missing value the key."""
         if key is None and value is not None:
@@ -242,9 +307,11 @@ class MultiHead:
                 "`inputs_k` cannot be None if `inputs_v` is not None. Fix: (inputs_q), (inputs_q, "
                 "inputs_k), or (inputs_q, inputs_k, inputs_v)."
             )
-        query = jnp.asarray(query)
-        key = query if key is None else jnp.asarray(key)
+        key = jnp.asarray(query if key is None else key)
         value = key if value is None else jnp.asarray(value)
+        if query is None:  # only keys and values are wanted
+            query = jnp.zeros((*key.shape[:-2], 0, self.query_features), key.dtype)
+        query = jnp.asarray(query)
         batches = {array.shape[:-2] for array in (query, key, value)}
         widths = (query.shape[-1:], key.shape[-1:], value.shape[-1:])
         wanted = (self.query_features,), (self.key_features,), (self.value_features,)
@@ -280,6 +347,19 @@ def _layer_norm(heads: Array, scale: Array) -> Array:
     return (normed * scale.astype(wide.dtype)[None, None, None]).astype(heads.dtype)
 
 
+def _of_heads(
+    held: Memory | tuple[Array, Array], heads: tuple[int, ...], dtype: Any
+) -> tuple[Any, ...]:
+    """Keys and values of some key heads; of a memory with a score all of them, which share it."""
+    if not isinstance(held, Memory):
+        return tuple(take(array, heads, 2) for array in held)
+    if held.score is not None:
+        return (replace(held, value=held.value.astype(dtype)),)
+    key, value = (take(array, heads, 2).astype(dtype) for array in (held.key, held.value))
+    made = held.made._replace(key_heads=len(heads))
+    return (replace(held, key=key, value=value, made=made),)
+
+
 def _zero_chunk_padding(
     query: Array, key: Array, value: Array, lens: Array
 ) -> tuple[Array, Array, Array]:
@@ -292,88 +372,3 @@ def _zero_chunk_padding(
     real = is_real(query.shape[1], lens)[..., None]  # [B, T, 1]
     query, key, value = (jnp.where(real, array, 0) for array in (query, key, value))
     return query, key, value
-
-
-def _as_mask(mask: Mask | Array | None, valid_lens: Array | None, batch: tuple[int, ...]) -> Mask:
-    """One Mask, whose parts have one batch axis in place of the caller's none or several."""
-    if mask is None:
-        mask = Mask()
-    elif not isinstance(mask, Mask):
-        mask = Mask.boolean(_as_bool(jnp.asarray(mask)))
-    if valid_lens is not None:
-        mask = mask & Mask.lengths(valid_lens)
-    return mask if len(batch) == 1 else _flat_mask(mask, batch)
-
-
-def _flat_mask(mask: Mask, batch: tuple[int, ...]) -> Mask:
-    ids = [
-        tuple(_flat(x, batch, 1) if jnp.ndim(x) > 1 else x for x in pair)
-        for pair in mask.segment_ids
-    ]
-    return replace(
-        mask,
-        lens=tuple(_flat(lens, batch) if jnp.ndim(lens) else lens for lens in mask.lens),
-        segment_ids=tuple((query_ids, key_ids) for query_ids, key_ids in ids),
-        arrays=tuple(_flat_pairs(array, batch) for array in mask.arrays),
-        excluded=tuple(_flat_mask(inner, batch) for inner in mask.excluded),
-    )
-
-
-def _as_bool(mask: Array) -> Array:
-    """Flax's mask makers return float32 by default: what is not 0 takes part."""
-    if mask.dtype == jnp.bool_:
-        return mask
-    if not isinstance(mask, jax.core.Tracer) and not np.isin(np.asarray(mask), (0, 1)).all():
-        raise ValueError(
-            "a mask of numbers must be of zeros and ones; True and 1 take part. Got mask "
-            f"{list(mask.shape)} of dtype {mask.dtype}. Fix: bias= for numbers added to the scores."
-        )
-    return mask != 0
-
-
-def _flat(array: Array, batch: tuple[int, ...], rest: int | None = None) -> Array:
-    """One batch axis for (batch..., rest); without the batch in front, the array as it is."""
-    shape = jnp.shape(array)
-    rest = len(shape) - len(batch) if rest is None else rest
-    if len(batch) == 1 or len(shape) != len(batch) + rest or shape[: len(batch)] != batch:
-        return array
-    return jnp.reshape(array, (math.prod(batch), *shape[len(batch) :]))
-
-
-def _flat_pairs(array: Array, batch: tuple[int, ...]) -> Array:
-    """What broadcasts to (batch..., N, T, S), with one batch axis where it has any."""
-    if jnp.ndim(array) <= 3 or len(batch) == 1:
-        return array
-    try:
-        return _flat(jnp.broadcast_to(array, (*batch, *array.shape[-3:])), batch)
-    except ValueError:
-        raise ValueError(
-            f"mask and bias must broadcast to the weights (batch..., N, T, S), with batch "
-            f"{list(batch)}. Got {list(array.shape)}. Fix: size-1 axes where it is shared."
-        ) from None
-
-
-def _mask_of_heads(mask: Mask, heads: tuple[int, ...], num_heads: int) -> Mask:
-    return replace(
-        mask,
-        lens=tuple(_take(lens, heads, 1) if jnp.ndim(lens) == 3 else lens for lens in mask.lens),
-        arrays=tuple(_pairs_of_heads(array, heads, num_heads) for array in mask.arrays),
-        excluded=tuple(_mask_of_heads(inner, heads, num_heads) for inner in mask.excluded),
-    )
-
-
-def _pairs_of_heads(array: Any, heads: tuple[int, ...], num_heads: int) -> Any:
-    """What broadcasts to [B, N, T, S], for some of the heads."""
-    if array is None or jnp.ndim(array) < 3 or array.shape[-3] != num_heads:
-        return array
-    return _take(array, heads, jnp.ndim(array) - 3)
-
-
-def _take(array: Array, at: tuple[int, ...], axis: int) -> Array:
-    """array[..., at, ...]: a slice where `at` is one, nothing to do where it is everything."""
-    first, size = at[0], len(at)
-    if at != tuple(range(first, first + size)):
-        return jnp.take(array, jnp.asarray(at), axis=axis)
-    if size == array.shape[axis]:
-        return array
-    return jax.lax.slice_in_dim(array, first, first + size, axis=axis)

@@ -6,13 +6,12 @@ shared with `regard.linen`: the same parameters give the same bits in both.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 import jax.numpy as jnp
 from jax import Array
 
-from regard.cache import KVCache
+from regard.memory import Memory
 from regard.modules import arguments as shared
 from regard.modules.arguments import (
     MultiHeadCall,
@@ -21,8 +20,20 @@ from regard.modules.arguments import (
     refuse_flax_only,
     takes,
 )
+from regard.modules.flax_cache import as_flax, from_flax
 from regard.modules.head_plan import plan
-from regard.modules.nnx_base import Attention, Group, load, nnx, param
+from regard.modules.nnx_base import (
+    AdditiveConstructor,
+    Attention,
+    BilinearConstructor,
+    DotConstructor,
+    GaussianConstructor,
+    Group,
+    MultiHeadConstructor,
+    load,
+    nnx,
+    param,
+)
 from regard.modules.parameters import LOGICAL_AXES, Pool
 
 __all__ = [
@@ -31,74 +42,10 @@ __all__ = [
     "BilinearAttention",
     "AdditiveAttention",
     "MultiHeadAttention",
-    "KVCache",
+    "Memory",
     "LOGICAL_AXES",
     "load",
 ]
-
-
-@dataclass(kw_only=True)
-class _Rngs:
-    """Args:
-    rngs: random numbers for the parameters and for dropout.
-    """
-
-    rngs: nnx.Rngs | None = None
-
-
-@dataclass
-class _Dot(shared.DotArguments, _Rngs): ...
-
-
-@dataclass
-class _Gaussian(shared.GaussianArguments, _Rngs): ...
-
-
-@dataclass
-class _Bilinear(shared.BilinearArguments, _Rngs): ...
-
-
-@dataclass
-class _Additive(shared.AdditiveArguments, _Rngs): ...
-
-
-@dataclass
-class _MultiHead(shared.MultiHeadArguments):
-    """What NNX adds.
-
-    Args:
-        rngs: random numbers for the parameters and for dropout.
-        keep_rngs: whether the module keeps a random stream of its own for dropout.
-        kernel_metadata, bias_metadata, out_kernel_metadata, out_bias_metadata,
-            query_ln_scale_metadata, key_ln_scale_metadata: of the nnx.Param.
-    """
-
-    num_heads: int
-    in_features: int | None = None
-    qkv_features: int | None = None
-    out_features: int | None = None
-    num_kv_heads: int | None = None
-    in_kv_features: int | None = None
-    rngs: nnx.Rngs = field(kw_only=True)
-    keep_rngs: bool = field(default=True, kw_only=True)
-    qkv_promote_dtype: Any = field(default=None, kw_only=True)
-    out_promote_dtype: Any = field(default=None, kw_only=True)
-    ln_promote_dtype: Any = field(default=None, kw_only=True)
-    kernel_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
-    out_kernel_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
-    bias_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
-    out_bias_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
-    query_ln_scale_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
-    key_ln_scale_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
-
-    def metadata(self, name: str, leaf: str) -> Mapping[str, Any]:
-        """Of the parameter `leaf` of the projection `name`."""
-        found = getattr(self, f"{leaf}_metadata", None)
-        if name == "out":
-            found = getattr(self, f"out_{leaf}_metadata", None) or found
-        elif leaf == "scale":
-            found = getattr(self, f"{name}_scale_metadata")
-        return found or {}
 
 
 class _Pooling(Attention):
@@ -117,8 +64,8 @@ class _Pooling(Attention):
     def __call__(
         self,
         query: Array,
-        key: Array,
-        value: Array,
+        key: Array | Memory,
+        value: Array | None = None,
         *,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
         **options: Unpack[PoolingCall],
@@ -127,8 +74,8 @@ class _Pooling(Attention):
 
         Args:
             query: (T, D), (B, T, D) or (B, T, N, D).
-            key: (S, D), (B, S, D) or (B, S, K, D).
-            value: (S, V), (B, S, V) or (B, S, K, V).
+            key: (S, D), (B, S, D) or (B, S, K, D); or a memory made by `remember`.
+            value: (S, V), (B, S, V) or (B, S, K, V); none with a memory.
             rngs: random numbers for dropout, in place of the constructor's.
             options: valid_lens, mask, bias, deterministic, dropout_rng, implementation and
                 return_weights, as in `regard.modules.arguments.PoolingCall`.
@@ -136,9 +83,27 @@ class _Pooling(Attention):
         Returns:
             The output, or (output, weights).
         """
-        params = {name: getattr(self, name)[...] for name in self.learned.parameters()}
-        pool = Pool(type(self).__name__, self.learned)
-        return pool(params, query, key, value, **self._options(rngs, **options))
+        return self._pool(self._params(), query, key, value, **self._options(rngs, **options))
+
+    def remember(self, key: Array, value: Array, valid_lens: Array | None = None) -> Memory:
+        """Keys and values prepared once: `attention(query, memory)` then equals
+        `attention(query, key, value)`, without preparing a key again.
+
+        Args:
+            key: (S, D), (B, S, D) or (B, S, K, D).
+            value: (S, V), (B, S, V) or (B, S, K, V).
+            valid_lens: integers () or (B,): how many keys of each example there are.
+        """
+        return self._pool.remember(
+            self._params(), key, value, valid_lens, self.dtype, self.precision
+        )
+
+    @property
+    def _pool(self) -> Pool:
+        return Pool(type(self).__name__, self.learned)
+
+    def _params(self) -> dict[str, Array]:
+        return {name: getattr(self, name)[...] for name in self.learned.parameters()}
 
 
 @documented(shared.DotArguments, shared.Options)
@@ -155,8 +120,8 @@ class DotProductAttention(_Pooling):
         [0.5, 12.5]
     """
 
-    @takes(_Dot)
-    def __init__(self, arguments: _Dot) -> None:
+    @takes(DotConstructor)
+    def __init__(self, arguments: DotConstructor) -> None:
         super().__init__(arguments)
 
 
@@ -179,8 +144,8 @@ class GaussianAttention(_Pooling):
 
     width: nnx.Param
 
-    @takes(_Gaussian)
-    def __init__(self, arguments: _Gaussian) -> None:
+    @takes(GaussianConstructor)
+    def __init__(self, arguments: GaussianConstructor) -> None:
         super().__init__(arguments)
 
 
@@ -200,8 +165,8 @@ class BilinearAttention(_Pooling):
         (2, 1, 7)
     """
 
-    @takes(_Bilinear)
-    def __init__(self, arguments: _Bilinear) -> None:
+    @takes(BilinearConstructor)
+    def __init__(self, arguments: BilinearConstructor) -> None:
         super().__init__(arguments)
 
 
@@ -223,12 +188,12 @@ class AdditiveAttention(_Pooling):
         [0.5, 12.5]
     """
 
-    @takes(_Additive)
-    def __init__(self, arguments: _Additive) -> None:
+    @takes(AdditiveConstructor)
+    def __init__(self, arguments: AdditiveConstructor) -> None:
         super().__init__(arguments)
 
 
-@documented(shared.MultiHeadArguments, _MultiHead)
+@documented(shared.MultiHeadArguments, MultiHeadConstructor)
 class MultiHeadAttention(Attention):
     """flax.nnx.MultiHeadAttention with any score, or one score per head.
 
@@ -263,8 +228,8 @@ class MultiHeadAttention(Attention):
     cached_value: Any
     cache_index: Any
 
-    @takes(_MultiHead)
-    def __init__(self, arguments: _MultiHead) -> None:
+    @takes(MultiHeadConstructor)
+    def __init__(self, arguments: MultiHeadConstructor) -> None:
         refuse_flax_only(vars(arguments), nnx.MultiHeadAttention.__init__)
         self.heads = plan(arguments)
         if self.heads.query_features == 0:
@@ -308,11 +273,7 @@ class MultiHeadAttention(Attention):
         """
         shardings = dict(out_sharding=out_sharding, qkv_sharding=qkv_sharding)
         refuse_flax_only(shardings, MultiHeadAttention.__call__)
-        params = {
-            name: {leaf: getattr(getattr(self, name), leaf)[...] for leaf in group}
-            for name, group in self.heads.parameters().items()
-        }
-        held = None
+        params, held = self._params(), None
         look, sow = options.pop("return_weights", False), options.pop("sow_weights", False)
         if self.decode if decode is None else decode:
             held = self._held_cache(options)
@@ -327,12 +288,32 @@ class MultiHeadAttention(Attention):
             **self._options(rngs, **options),
         )
         if held is not None and pooled.cache is not None:
-            self.cached_key[...], self.cached_value[...], self.cache_index[...] = (
-                pooled.cache.as_flax(self.cached_key.shape)
+            self.cached_key[...], self.cached_value[...], self.cache_index[...] = as_flax(
+                pooled.cache, self.cached_key.shape
             )
         if sow and pooled.weights is not None:
             self.sow(nnx.Intermediate, "attention_weights", pooled.weights.astype(pooled.out.dtype))
         return pooled.results(look, given is not None)
+
+    def remember(
+        self, inputs_k: Array, inputs_v: Array | None = None, *, valid_lens: Array | None = None
+    ) -> Memory:
+        """Keys and values projected once for cross-attention: `layer(query, memory=memory)` then
+        equals `layer(query, inputs_k, inputs_v, valid_lens=valid_lens)` at every step.
+
+        Args:
+            inputs_k: (batch..., S, features).
+            inputs_v: (batch..., S, features); None: inputs_k.
+            valid_lens: integers () or (B,): how many keys of each example there are.
+        """
+        options = dict(valid_lens=valid_lens, dtype=self.dtype, precision=self.precision)
+        return self.heads.remember(self._params(), inputs_k, inputs_v, **options)
+
+    def _params(self) -> dict[str, dict[str, Array]]:
+        return {
+            name: {leaf: getattr(getattr(self, name), leaf)[...] for leaf in group}
+            for name, group in self.heads.parameters().items()
+        }
 
     def init_cache(
         self,
@@ -341,12 +322,13 @@ class MultiHeadAttention(Attention):
         dtype: Any = None,
         *,
         input_shape: Sequence[int] | None = None,
-    ) -> KVCache | None:
+        window: int | None = None,
+    ) -> Memory | None:
         """An empty cache: returned for `cache=`, or kept in the module for `decode=True`.
 
-        init_cache(batch, max_len) returns a KVCache for `batch` texts of up to `max_len` tokens;
-        dtype: None takes the module's dtype, or else param_dtype. As in Flax,
-        init_cache(input_shape), of inputs (batch..., max_len, features), keeps one of dtype
+        init_cache(batch, max_len) returns a Memory for `batch` texts of up to `max_len` tokens;
+        dtype: None takes the module's dtype, or else param_dtype; window: see Memory.empty. As in
+        Flax, init_cache(input_shape), of inputs (batch..., max_len, features), keeps one of dtype
         float32 in `cached_key`, `cached_value` and `cache_index`, and returns None.
         """
         if isinstance(batch, Sequence):
@@ -357,7 +339,7 @@ class MultiHeadAttention(Attention):
         if batch is None or isinstance(batch, Sequence) or max_len is None:
             raise TypeError("init_cache takes batch and max_len, or Flax's input_shape.")
         dtype = dtype or self.dtype or self.param_dtype
-        return self.heads.init_cache(batch, max_len, dtype)
+        return self.heads.init_cache(batch, max_len, dtype, window)
 
     def set_view(
         self,
@@ -383,16 +365,16 @@ class MultiHeadAttention(Attention):
     def _keep_cache(self, tokens: Sequence[int], dtype: Any) -> None:
         *batch, max_len = tokens
         made = self.heads.init_cache(math.prod(batch), max_len, dtype)
-        arrays = made.as_flax((*tokens, *made.key.shape[2:]))
+        arrays = as_flax(made, (*tokens, *made.key.shape[2:]))
         self.cached_key, self.cached_value, self.cache_index = map(nnx.Cache, arrays)
 
-    def _held_cache(self, options: Mapping[str, Any]) -> KVCache:
+    def _held_cache(self, options: Mapping[str, Any]) -> Memory:
         if self.cached_key is None:
             raise ValueError(
                 "decode=True needs a cache. Fix: init_cache(input_shape) first, as in Flax, or "
                 "cache=init_cache(batch, max_len) in the call."
             )
-        return KVCache.of_flax(
+        return from_flax(
             self.cached_key[...],
             self.cached_value[...],
             self.cache_index[...],

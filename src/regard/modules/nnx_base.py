@@ -1,10 +1,10 @@
-"""What every NNX module here is made of: parameters, dropout streams, and loading.
+"""What every NNX module here is made of: constructor arguments, parameters, dropout, loading.
 
 The modules themselves are in nnx.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import jax
@@ -24,7 +24,83 @@ from regard.modules.loading import fit, flatten
 from regard.modules.parameters import Parameter, drops, no_rng
 from regard.normalize import Normalizer
 
-__all__ = ["Attention", "Group", "dropout_stream", "load", "nnx", "param"]
+__all__ = [
+    "AdditiveConstructor",
+    "Attention",
+    "BilinearConstructor",
+    "DotConstructor",
+    "GaussianConstructor",
+    "Group",
+    "MultiHeadConstructor",
+    "dropout_stream",
+    "load",
+    "nnx",
+    "param",
+]
+
+
+@dataclass(kw_only=True)
+class Rngs:
+    """Args:
+    rngs: random numbers for the parameters and for dropout.
+    """
+
+    rngs: nnx.Rngs | None = None
+
+
+@dataclass
+class DotConstructor(shared.DotArguments, Rngs): ...
+
+
+@dataclass
+class GaussianConstructor(shared.GaussianArguments, Rngs): ...
+
+
+@dataclass
+class BilinearConstructor(shared.BilinearArguments, Rngs): ...
+
+
+@dataclass
+class AdditiveConstructor(shared.AdditiveArguments, Rngs): ...
+
+
+@dataclass
+class MultiHeadConstructor(shared.MultiHeadArguments):
+    """What NNX adds.
+
+    Args:
+        rngs: random numbers for the parameters and for dropout.
+        keep_rngs: whether the module keeps a random stream of its own for dropout.
+        kernel_metadata, bias_metadata, out_kernel_metadata, out_bias_metadata,
+            query_ln_scale_metadata, key_ln_scale_metadata: of the nnx.Param.
+    """
+
+    num_heads: int
+    in_features: int | None = None
+    qkv_features: int | None = None
+    out_features: int | None = None
+    num_kv_heads: int | None = None
+    in_kv_features: int | None = None
+    rngs: nnx.Rngs = field(kw_only=True)
+    keep_rngs: bool = field(default=True, kw_only=True)
+    qkv_promote_dtype: Any = field(default=None, kw_only=True)
+    out_promote_dtype: Any = field(default=None, kw_only=True)
+    ln_promote_dtype: Any = field(default=None, kw_only=True)
+    kernel_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    out_kernel_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    bias_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    out_bias_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    query_ln_scale_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
+    key_ln_scale_metadata: Mapping[str, Any] | None = field(default=None, kw_only=True)
+
+    def metadata(self, name: str, leaf: str) -> Mapping[str, Any]:
+        """Of the parameter `leaf` of the projection `name`."""
+        found = getattr(self, f"{leaf}_metadata", None)
+        if name == "out":
+            found = getattr(self, f"out_{leaf}_metadata", None) or found
+        elif leaf == "scale":
+            found = getattr(self, f"{name}_scale_metadata")
+        return found or {}
 
 
 class Attention(nnx.Module):

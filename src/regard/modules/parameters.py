@@ -1,7 +1,7 @@
 """What the module front ends share: parameter names, shapes, initializers and logical axes.
 
 `regard.nnx` and `regard.linen` own arrays; everything that decides what they are, and what is
-computed with them, is in arguments.py, head_plan.py, multi_head.py, cache.py and here. So the
+computed with them, is in arguments.py, head_plan.py, multi_head.py and here. So the
 same parameters give the same bits in both. Nothing here imports Flax.
 """
 
@@ -17,6 +17,7 @@ from jax import Array
 from jax.nn import initializers
 
 from regard.attend import attend
+from regard.memory import Memory
 from regard.score import Additive, Bilinear, Gaussian, Score
 from regard.score.contract import promote
 
@@ -281,14 +282,20 @@ class Pool:
         self,
         params: Tree,
         query: Array,
-        key: Array,
-        value: Array,
+        key: Array | Memory,
+        value: Array | None = None,
         *,
         dtype: Any = None,
         precision: Any = None,
         **options: Any,
     ) -> Any:
         """attend(query, key, value) with the score made of `params`; options as attend's."""
+        if isinstance(key, Memory):
+            query = jnp.asarray(query)
+            query = query if dtype is None else query.astype(dtype)
+            with matmul_precision_of(precision):
+                query = self.learned.score(params, query)[1]
+                return attend(query, key, value, **options)
         query, key, value = (jnp.asarray(array) for array in (query, key, value))
         self._check(query, key)
         if dtype is None and params:
@@ -299,6 +306,28 @@ class Pool:
         with matmul_precision_of(precision):
             score, query = self.learned.score(params, query)
             return attend(query, key, value, score=score, **options)
+
+    def remember(
+        self,
+        params: Tree,
+        key: Array,
+        value: Array,
+        valid_lens: Array | None,
+        dtype: Any,
+        precision: Any,
+    ) -> Memory:
+        """Keys and values prepared once for the score made of `params`."""
+        key, value = jnp.asarray(key), jnp.asarray(value)
+        if dtype is None and params:
+            dtype = promote(*(array.dtype for array in (key, value, *params.values())))
+        if dtype is not None:
+            key, value = key.astype(dtype), value.astype(dtype)
+        Hq = key.shape[-1] if self.learned.widths is None else self.learned.widths[0]
+        no_query = jnp.zeros((*key.shape[:-1], Hq), key.dtype)
+        self._check(no_query, key)
+        with matmul_precision_of(precision):
+            score, _ = self.learned.score(params, no_query[:0])
+            return Memory.of(key, value, score=score, valid_lens=valid_lens)
 
     def _check(self, query: Array, key: Array) -> None:
         if self.learned.widths not in (None, (query.shape[-1], key.shape[-1])):

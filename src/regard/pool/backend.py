@@ -38,6 +38,7 @@ class Problem:
         non_empty: [B|1, N|1, T|1] bool, queries with at least one key; None means all.
         bias: [B|1, N|1, T|1, S|1]; None is zero.
         seed: two uint32 words for dropout; None means none.
+        lost: [B, T] bool, queries whose keys a memory could not keep; None means none.
     """
 
     query: Array
@@ -52,6 +53,14 @@ class Problem:
     normalize: Normalizer = field(metadata=dict(static=True))
     dropout_rate: float = field(metadata=dict(static=True))
     axes: Axes = field(metadata=dict(static=True))
+    lost: Array | None = None
+
+    def spoiled(self, found: Array) -> Array:
+        """[B, N, T, ...], NaN for queries that lost keys."""
+        if self.lost is None:
+            return found
+        B, T = self.lost.shape
+        return jnp.where(self.lost.reshape(B, 1, T, *(1,) * (found.ndim - 3)), jnp.nan, found)
 
     def zeroed(self) -> "Problem":
         """A copy in which keys and values that every query masks (not `visible`) are zero, and so

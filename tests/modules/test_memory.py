@@ -10,7 +10,6 @@ import regard
 import regard.linen
 import regard.nnx
 from modules.front_ends import Module, assert_close, build
-from regard.cache import KVCache
 
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
@@ -286,7 +285,7 @@ def test_padding_of_a_chunk_pools_to_the_output_bias():
 
 
 def test_lens_of_an_append():
-    cache = KVCache.empty(3, 5, key_heads=1, key_width=4, value_width=3)
+    cache = regard.Memory.empty(3, 5, key_heads=1, key_width=4, value_width=3)
     key, value = jnp.ones((3, 2, 1, 4), jnp.float32), jnp.ones((3, 2, 1, 3), jnp.float32)
     for lens, grown in (
         (None, [2, 2, 2]),
@@ -305,10 +304,10 @@ def test_lens_of_an_append():
 
 
 def test_appending_to_a_donated_cache_copies_no_cache():
-    cache = KVCache.empty(4, 256, key_heads=2, key_width=8, value_width=8)
+    cache = regard.Memory.empty(4, 256, key_heads=2, key_width=8, value_width=8)
     chunk = jnp.ones((4, 3, 2, 8), jnp.float32)
     compiled = (
-        jax.jit(KVCache.append, donate_argnums=0)
+        jax.jit(regard.Memory.append, donate_argnums=0)
         .lower(cache, chunk, chunk, jnp.asarray([3, 1, 0, 2], jnp.int32))
         .compile()
     )
@@ -370,7 +369,9 @@ def test_a_padded_chunk_may_be_longer_than_the_cache():
 def test_overflow_is_an_error_where_the_length_is_known():
     built, x = build("nnx", module_of("dot")), text()
     _, cache = built.call(built.params, x[:, :4], cache=built.module.init_cache(2, 6))
-    with pytest.raises(ValueError, match=r"the cache would overflow: it has room for 6 tokens, 4 "):
+    with pytest.raises(
+        ValueError, match=r"the memory would overflow: it has room for 6 tokens, 4 "
+    ):
         built.call(built.params, x[:, 4:7], cache=cache)
     assert cache.length.tolist() == [4, 4]
     built.call(built.params, x[:, 4:6], cache=cache)  # exactly full is fine
@@ -409,13 +410,13 @@ def test_overflow_under_jit_cannot_be_missed_and_loses_nothing():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ((3, 2, 1, 4), (3, 2, 1, 3), r"Got key \[3, 2, 1, 4\], cache.key \[2, 5, 1, 4\]"),
+        ((3, 2, 1, 4), (3, 2, 1, 3), r"Got key \[3, 2, 1, 4\], wanted \[2, T, 1, 4\]"),
         ((2, 2, 1, 4), (2, 2, 1, 4), r"Got value \[2, 2, 1, 4\], cache.value \[2, 5, 1, 3\]"),
         ((2, 2, 1, 4), (2, 3, 1, 3), r"the same length. Got key \[2, 2, 1, 4\], value \[2, 3"),
     ],
 )
 def test_a_chunk_of_other_sizes(key, value, message):
-    cache = KVCache.empty(2, 5, key_heads=1, key_width=4, value_width=3)
+    cache = regard.Memory.empty(2, 5, key_heads=1, key_width=4, value_width=3)
     with pytest.raises(ValueError, match=message):
         cache.append(jnp.zeros(key, jnp.float32), jnp.zeros(value, jnp.float32))
 
@@ -447,3 +448,64 @@ def test_unions_with_a_cache_equal_the_full_pass(name):
         out, cache = module(chunk, mask=mask, cache=cache)
         rows.append(out)
     np.testing.assert_allclose(jnp.concatenate(rows, 1), expected, atol=2e-6)
+
+
+# ---------------------------------------------------------------------------------------------
+# Cross-attention: a memory made once.
+
+
+@pytest.mark.parametrize("front_end", ["nnx", "linen"])
+@pytest.mark.parametrize("score", ["additive", "bilinear", ("dot", "additive", "gaussian", "dot")])
+def test_multi_head_attention_remembers(front_end, score):
+    x, encoded, lens = text(batch=3), text(1, 7, 3), jnp.asarray([7, 3, 0])
+    poison = jnp.where(jnp.arange(7)[None] < lens[:, None], 0, jnp.nan)[..., None]
+    if front_end == "nnx":
+        layer = regard.nnx.MultiHeadAttention(4, 8, 8, score=score, rngs=flax.nnx.Rngs(0))
+        call, remember = layer, layer.remember
+    else:
+        layer = regard.linen.MultiHeadAttention(4, qkv_features=8, score=score)
+        variables = layer.init(jax.random.key(0), wide(x), wide(encoded))
+
+        def call(*inputs, **options):
+            return layer.apply(variables, *inputs, **options)
+
+        def remember(*inputs, **options):
+            return layer.apply(variables, *inputs, **options, method="remember")
+
+    expected = call(wide(x), wide(encoded), valid_lens=lens)
+    memory = remember(wide(encoded) + poison, valid_lens=lens)
+    assert (memory.score is None) == isinstance(score, tuple)  # several scores: raw keys
+    assert_close(call(wide(x), memory=memory), expected, 2e-6)
+    assert_close(call(wide(x)[:, :1], memory=memory), expected[:, :1], 2e-6)
+    with pytest.raises(ValueError, match="memory= has the keys and values"):
+        call(wide(x), wide(encoded), memory=memory)
+
+
+def wide(x):
+    return jnp.concatenate([x, x[..., :2]], -1)  # (B, T, 8)
+
+
+@pytest.mark.parametrize("name", ["AdditiveAttention", "BilinearAttention", "GaussianAttention"])
+def test_single_head_classes_remember(name):
+    arguments = {"AdditiveAttention": (5, 6, 8), "BilinearAttention": (6, 8)}.get(name, ())
+    query, lens = text(), jnp.asarray([7, 2])
+    keys = wide(text(1, 7)) if arguments else text(1, 7)
+    layer = getattr(regard.nnx, name)(*arguments, rngs=flax.nnx.Rngs(0))
+    memory = layer.remember(keys, keys, lens)
+    expected = layer(query, keys, keys, valid_lens=lens)
+    assert_close(layer(query, memory), expected, 2e-6)
+    of_linen = getattr(regard.linen, name)(*{"AdditiveAttention": (5,)}.get(name, ()))
+    variables = of_linen.init(jax.random.key(0), query, keys, keys)
+    memory = of_linen.apply(variables, keys, keys, lens, method="remember")
+    expected = of_linen.apply(variables, query, keys, keys, valid_lens=lens)
+    assert_close(of_linen.apply(variables, query, memory), expected, 2e-6)
+
+
+def test_a_window_of_the_last_tokens():
+    built, x = build("nnx", module_of("additive")), text()
+    out = built.call(built.params, x, mask=regard.Mask.causal() & regard.Mask.window(2, 0))
+    cache = built.module.init_cache(2, 5, window=3)
+    for at in (slice(0, 3), slice(3, 4), slice(4, 7), slice(7, 10)):
+        got, cache = built.call(built.params, x[:, at], cache=cache)
+        assert_close(got, out[:, at], 2e-6)
+    assert cache.key.shape[1] == 5
