@@ -43,7 +43,8 @@ def table(printed):
 
 
 def test_every_example_is_run_here():
-    tested = {"kernel_regression", "long_additive", "score_per_head", "your_own_alignments"}
+    tested = {"generate", "kernel_regression", "long_additive", "score_per_head"}
+    tested |= {"your_own_alignments"}
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -52,6 +53,15 @@ def test_an_example_is_short_and_says_what_it_shows(path):
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) < LONGEST
     assert text.startswith('"""')
+
+
+def test_generate_counts_on_from_a_ragged_batch(tmp_path):
+    lines = run([EXAMPLES / "generate.py"], tmp_path).splitlines()
+    assert lines == [
+        "[3, 4, 5, 6] -> [7, 8, 9, 0, 1, 2, 3, 4]",
+        "[8, 9] -> [0, 1, 2, 3, 4, 5, 6, 7]",
+        "[1] -> [2, 3, 4, 5, 6, 7, 8, 9]",
+    ]
 
 
 def test_kernel_regression_draws_every_regime(tmp_path):
