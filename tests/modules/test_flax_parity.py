@@ -158,7 +158,7 @@ def test_nnx_decode(batch):
         assert_close(ours(token), theirs(token), 2e-6)
         for name in ("cached_key", "cached_value", "cache_index"):
             np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), atol=1e-6)
-    with pytest.raises(ValueError, match="the cache would overflow"):
+    with pytest.raises(ValueError, match="the memory would overflow"):
         ours(x[..., :1, :])
 
 
