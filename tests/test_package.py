@@ -25,9 +25,9 @@ PACKAGE = ROOT / "src" / "regard"
 # those of regard's modules and subpackages; "regard" is the public front, regard/__init__.py.
 LAYERS = (
     {"score", "mask", "normalize", "dropout", "shapes", "placement", "atomic_file"},
-    {"pool"},
+    {"pool", "memory"},
     {"front_door"},
-    {"attend", "summary", "cache"},
+    {"attend", "summary"},
     {"regard"},
     {"modules", "nnx", "linen", "interop"},
     {"seq2seq"},

@@ -55,7 +55,6 @@ class Overlap(regard.Score):
 def mistakes(query: jax.Array) -> None:
     regard.attend(query, query, query, score="dot")  # type: ignore[call-overload]
     regard.Mask.window("left", 0)  # type: ignore[arg-type]
-    regard.attend(query, query)  # type: ignore[call-overload]
     one: jax.Array = regard.attend(query, query, query, return_weights=True)  # type: ignore[assignment]
     regard.attend(query, query, query, valid_lengths=one)  # type: ignore[call-overload]
     page(query, "words")  # type: ignore[arg-type]
