@@ -9,9 +9,27 @@ def intermediates(jaxpr):
     for equation in jaxpr.eqns:
         for out in equation.outvars:
             yield equation.primitive.name, getattr(out.aval, "shape", ())
-        for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(parameter):
-                yield from intermediates(getattr(parameter, "jaxpr", parameter))
+        for inner in insides(equation):
+            yield from intermediates(inner)
+
+
+def insides(equation):
+    """The jaxprs inside an equation; for regard's linear map, of what it runs when lowered."""
+    if equation.primitive.name == "regard_linear_map":
+        shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in equation.invars]
+        yield jax.make_jaxpr(equation.params["map"].apply)(*shapes).jaxpr
+    for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+        if _is_jaxpr(parameter):
+            yield getattr(parameter, "jaxpr", parameter)
+
+
+def kernels(jaxpr):
+    """The names of all Pallas kernels that a program calls."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            yield equation.params["name"]
+        for inner in insides(equation):
+            yield from kernels(inner)
 
 
 def largest(function, *args):

@@ -73,6 +73,38 @@ def test_summarize_in_every_regime(regime):
         np.testing.assert_array_equal(stats.argmax, np.where(empty, -1, weights.argmax(axis=-1)))
 
 
+@pytest.mark.parametrize("regime", ["softmax", "sparsemax", "kernel"])
+def test_gradients_are_those_of_dense_weights(regime):
+    """Of every part of a summary and of a map, with a mask; and forward over reverse."""
+    rng = np.random.default_rng(5)
+    query, key = (jnp.asarray(rng.standard_normal((2, 11, 2, 3))) for _ in range(2))
+    settings = dict(normalize=REGIMES[regime].normalize, mask=regard.Mask.causal())
+    settings |= dict(valid_lens=jnp.array([9, 0]))
+
+    def by_tiles(query, key):
+        with small_tiles():
+            stats = regard.summarize(query, key, **settings)
+            image = regard.attention_map(query, key, **settings, resolution=(11, 11))
+        return stats.entropy, stats.max_weight, stats.key_total, image
+
+    def dense(query, key):
+        alpha = regard.weights(query, key, **settings, implementation="reference")
+        logs = jnp.log(jnp.where(alpha > 0, alpha, 1.0))
+        return -(alpha * logs).sum(-1), alpha.max(-1), alpha.sum(-2), alpha
+
+    def derivatives(function):
+        def loss(query, key):
+            return sum(jnp.sum(jnp.sin(part)) for part in function(query, key))
+
+        gradient = jax.grad(loss, (0, 1))
+        return jax.jit(lambda *x: jax.jvp(gradient, x, x[::-1]))(query, key)
+
+    for got, expected in zip(
+        jax.tree.leaves(derivatives(by_tiles)), jax.tree.leaves(derivatives(dense)), strict=True
+    ):
+        np.testing.assert_allclose(got, expected, atol=1e-10)
+
+
 def test_summarize_of_no_keys():
     stats = regard.summarize(jnp.zeros((2, 3, 4), jnp.float32), jnp.zeros((2, 0, 4), jnp.float32))
     np.testing.assert_array_equal(stats.entropy, np.zeros((2, 3)))

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import regard
-from cases import BACKENDS, REGIMES, Case, Sizes, on_every_backend
+from cases import BACKENDS, REGIMES, Case, Sizes, on_every_backend, small_tiles
 from problem import as_arguments, assert_close, draw
 
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
@@ -191,6 +191,71 @@ def test_export_roundtrip(case):
         assert_close(slope, problem.gradients[name], problem.tolerance(name), name)
 
 
+OPEN = {
+    "causal and lengths": (
+        dict(mask=regard.Mask.causal()),
+        lambda B, T, S: dict(valid_lens=((B,), jnp.int32)),
+    ),
+    "window, additive": (
+        dict(
+            mask=~regard.Mask.window(1, 2),
+            score=regard.Additive(None, None, jnp.arange(8, dtype=jnp.float32)),
+        ),
+        lambda B, T, S: {},
+    ),
+    "bias, sparsemax": (
+        dict(normalize=regard.Sparsemax()),
+        lambda B, T, S: dict(bias=((1, T, S), jnp.float32)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_export_with_open_sizes(name):
+    """Exported once for every B, T and S, with its gradient; called with two sets of sizes."""
+    settings, more = OPEN[name]
+
+    def pool(query, key, value, more):
+        return regard.attend(query, key, value, **more, **settings)
+
+    def arguments(B, T, S, make):
+        shapes = [((B, T, 8), jnp.float32), ((B, S, 8), jnp.float32), ((B, S, 3), jnp.float32)]
+        others = {name: make(*given) for name, given in more(B, T, S).items()}
+        return [make(*given) for given in shapes] + [others]
+
+    rng = np.random.default_rng(1)
+
+    def random(shape, dtype):
+        if dtype == jnp.int32:
+            return jnp.asarray(rng.integers(0, 6, shape), dtype)
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+
+    open_sizes = jax.export.symbolic_shape("B, T, S")
+    exported = jax.export.export(jax.jit(pool))(*arguments(*open_sizes, jax.ShapeDtypeStruct))
+    again = jax.export.deserialize(exported.serialize(vjp_order=1))
+    for sizes in ((3, 5, 7), (1, 9, 4)):
+        given = arguments(*sizes, random)
+        out, pull = jax.vjp(again.call, *given)
+        expected, expected_pull = jax.vjp(pool, *given)
+        np.testing.assert_allclose(out, expected, atol=1e-5)
+        for got, want in zip(pull(out)[:3], expected_pull(out)[:3], strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_open_sizes_are_explained_and_refused_by_name():
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("B, T, 4"), jnp.float32)
+    said = []
+
+    def explained(x):
+        said.append(regard.explain(x, x, x))
+        return x
+
+    jax.export.export(jax.jit(explained))(x)
+    assert said[0].startswith("reference runs: dense, for sizes known only when the program")
+    with pytest.raises(NotImplementedError, match=r"blockwise: needs sizes that are numbers \(her"):
+        jax.export.export(jax.jit(lambda x: regard.attend(x, x, x, implementation="blockwise")))(x)
+
+
 # ---------------------------------------------------------------------------------------------
 # Second derivatives, in float64: of the exact paths, against differences of the gradient.
 
@@ -199,6 +264,9 @@ SECOND = [
     Case(dtype="float64", score="gaussian"),
     Case(dtype="float64", score="additive"),
     Case(dtype="float64", regime="kernel"),
+    Case(dtype="float64", regime="sparsemax", mask="segments"),
+    Case(dtype="float64", mask="everything", bias=(2, 1, 19, 37)),
+    Case(dtype="float64", regime="cone", mask="causal window and lengths per query"),
 ]
 
 
@@ -249,8 +317,8 @@ def test_forward_over_reverse(case):
     assert_trees_close(got, differences(gradient, arguments, direction), 1e-7)
 
 
-@pytest.mark.parametrize("case", SECOND, ids=str)
-def test_reverse_over_reverse_on_the_reference(case):
+@on_backends(SECOND)
+def test_reverse_over_reverse(case):
     gradient, arguments, direction = hessian_products(draw(case))
 
     @jax.jit
@@ -265,6 +333,82 @@ def test_reverse_over_reverse_on_the_reference(case):
         )(arguments)
 
     assert_trees_close(product(arguments), differences(gradient, arguments, direction), 1e-7)
+
+
+@on_backends([Case(dtype="float64", regime=regime, mask="everything") for regime in REGIMES])
+def test_forward_mode_is_the_transpose_of_reverse_mode(case):
+    """<c, J d> = <Jᵀ c, d>, for jvp, linearize and vjp of one call with dropout."""
+    problem = draw(case)
+    chosen = BACKENDS[case.backend]
+    arguments, masks = problem.as_arguments(problem.inputs), as_arguments(problem.facts)
+    rng = np.random.default_rng(9)
+    direction = jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape)), arguments)
+    cotangent = jnp.asarray(problem.cotangent)
+
+    def pool(arguments):
+        with chosen.tiling():
+            return regard.attend(
+                **arguments,
+                **masks,
+                normalize=REGIMES[case.regime].normalize,
+                dropout_rate=0.25,
+                dropout_rng=jax.random.key(3),
+                implementation=chosen.implementation,
+            )
+
+    @jax.jit
+    def all_three(arguments, direction):
+        _, pushed = jax.jvp(pool, (arguments,), (direction,))
+        linear = jax.linearize(pool, arguments)[1](direction)
+        pulled = jax.vjp(pool, arguments)[1](cotangent)[0]
+        return pushed, linear, pulled
+
+    pushed, linear, pulled = all_three(arguments, direction)
+    np.testing.assert_allclose(linear, pushed, atol=1e-12)
+    expected = sum(
+        np.vdot(a, b)
+        for a, b in zip(jax.tree.leaves(pulled), jax.tree.leaves(direction), strict=True)
+    )
+    np.testing.assert_allclose(np.vdot(cotangent, pushed), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("regime", ["softmax", "hard, straight through", "hard"])
+def test_hessians_under_vmap_are_those_of_the_reference(regime):
+    """jax.hessian and jax.jacfwd of jacrev, each of a batch of functions by vmap."""
+    rng = np.random.default_rng(4)
+    query, key, value = (jnp.asarray(rng.standard_normal((1, 5, 2, 3))) for _ in range(3))
+
+    def hessians(implementation):
+        def loss(query):
+            with small_tiles():
+                out = regard.attend(
+                    query,
+                    key,
+                    value,
+                    mask=regard.Mask.causal(),
+                    normalize=REGIMES[regime].normalize,
+                    implementation=implementation,
+                )
+            return jnp.sum(jnp.sin(out))
+
+        return jax.jit(jax.vmap(jax.hessian(loss)))(jnp.stack([query, query + 1]))
+
+    np.testing.assert_allclose(hessians("blockwise"), hessians("reference"), atol=1e-12)
+
+
+def test_second_derivatives_in_linear_memory():
+    """T = S = 4,096: one array of weights takes 64 MiB; grad of grad takes less in all."""
+    x = jax.ShapeDtypeStruct((1, 4096, 1, 64), jnp.float32)
+
+    def loss(query, key, value):
+        mask = regard.Mask.causal()
+        return jnp.sum(jnp.sin(regard.attend(query, key, value, mask=mask)))
+
+    def squared(*arrays):
+        return sum(jnp.vdot(g, g) for g in jax.grad(loss, (0, 1, 2))(*arrays))
+
+    compiled = jax.jit(jax.grad(squared, (0, 1, 2))).lower(x, x, x).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 64 << 20
 
 
 def test_hessian_of_empty_rows_is_zero():

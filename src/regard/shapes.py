@@ -31,6 +31,10 @@ class Axes:
         """Whether there is no pair of query and key at all."""
         return 0 in (self.B, self.T, self.S, self.N)
 
+    def symbolic(self) -> bool:
+        """Whether B, T or S is a symbol, as jax.export allows; known when the program is called."""
+        return not all(isinstance(size, int) for size in (self.B, self.T, self.S))
+
     def weights_shape(self) -> tuple[int, ...]:
         """(T, S), (B, T, S) or (B, N, T, S)."""
         return {2: (), 3: (self.B,), 4: (self.B, self.N)}[self.rank] + (self.T, self.S)

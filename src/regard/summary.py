@@ -20,14 +20,13 @@ from regard.pool.backend import Problem, Request
 from regard.pool.blockwise import (
     Settings,
     TiledPass,
-    join,
     pool_query_block,
     sweeper,
     visited_blocks,
 )
 from regard.pool.layout import forced_tiling
 from regard.pool.score_plan import ScorePath, ScorePlan
-from regard.pool.xla_tiles import TilePlan, Tiles, make_operands
+from regard.pool.xla_tiles import TilePlan, Tiles, join, make_operands
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.shapes import Axes
 
@@ -114,8 +113,25 @@ def _settings(request: Request) -> Settings:
     return Settings(forced_tiling(), request.device)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _by_tiles(function: Callable, problem: Problem) -> Any:
+    """function(problem, smooth=False), whose derivatives are those of the smooth form: an equal
+    one whose loops JAX differentiates in both modes.
+    """
+    return function(problem, smooth=False)
+
+
+@_by_tiles.defjvp
+def _(function: Callable, problem: tuple[Problem], tangents: tuple[Problem]) -> Any:
+    return jax.jvp(functools.partial(function, smooth=True), problem, tangents)
+
+
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _summarize(problem: Problem, settings: Settings, policy: LiftPolicy) -> Summary:
+    return _by_tiles(functools.partial(_summary_of, settings=settings), problem)
+
+
+def _summary_of(problem: Problem, *, settings: Settings, smooth: bool) -> Summary:
     axes = problem.axes
     if axes.empty():
         rows = jnp.zeros((axes.B, axes.N, axes.T), jnp.float32)
@@ -127,20 +143,20 @@ def _summarize(problem: Problem, settings: Settings, policy: LiftPolicy) -> Summ
         keys = plan.key_blocks * plan.tiling.block_k
         return jnp.zeros((*plan.lead, keys), plan.wide)
 
-    def query_block(tiles: Tiles, sweep: Callable, stats: Any, iq: Array, total: Array) -> Any:
+    def query_block(tiles: Tiles, sweep: Callable, iq: Array, total: Array) -> Any:
         plan = tiles.plan
         rows = (*plan.lead, plan.tiling.block_q)
         real = _rows_inside(plan, iq)
 
-        def look(carry: Any, scores: Array, allowed: Array | None, ik: Array) -> Any:
+        def look(carry: Any, alpha: Array, ik: Array) -> Any:
             total, entropy, best, at = carry
             first_key = ik * plan.tiling.block_k
-            alpha = plan.normalize.recall(stats, scores, allowed, tiles.key_indices(ik)) * real
+            alpha = alpha * real
             axis = len(plan.lead)
             here = lax.dynamic_slice_in_dim(total, first_key, plan.tiling.block_k, axis)
             here = here + alpha.sum(-2)  # [Z, s]
             total = lax.dynamic_update_slice_in_dim(total, here, first_key, axis)
-            entropy = entropy - jnp.where(alpha > 0, alpha * jnp.log(alpha), 0.0).sum(-1)
+            entropy = entropy - (alpha * jnp.log(jnp.where(alpha > 0, alpha, 1.0))).sum(-1)
             peak = alpha.max(-1)
             place = first_key + jnp.argmax(alpha, -1).astype(jnp.int32)
             return (
@@ -161,13 +177,20 @@ def _summarize(problem: Problem, settings: Settings, policy: LiftPolicy) -> Summ
         received = _heads_joined(totals, axes, 1)[..., : axes.S]
         return Summary(problem.spoiled(entropy), at, problem.spoiled(best), received)
 
-    summary = _visit_tiles(problem, settings, start, query_block, finish)
+    summary = _visit_tiles(problem, settings, start, query_block, finish, smooth)
     return jax.tree.map(axes.callers_pairs, summary)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _attention_map(
     problem: Problem, settings: Settings, policy: LiftPolicy, picture: tuple[int, int]
+) -> Array:
+    draw = functools.partial(_map_of, settings=settings, picture=picture)
+    return _by_tiles(draw, problem)
+
+
+def _map_of(
+    problem: Problem, *, settings: Settings, picture: tuple[int, int], smooth: bool
 ) -> Array:
     axes, (height, width) = problem.axes, picture
     if axes.empty():
@@ -193,12 +216,11 @@ def _attention_map(
         share = 1.0 / sizes[jnp.clip(bin_of, 0, bins - 1)].astype(dtype)
         return first, hit.astype(dtype) * share[None, :]
 
-    def query_block(tiles: Tiles, sweep: Callable, stats: Any, iq: Array, image: Array) -> Any:
+    def query_block(tiles: Tiles, sweep: Callable, iq: Array, image: Array) -> Any:
         plan = tiles.plan
         top, down = average(iq, plan.tiling.block_q, height, axes.T, plan.wide)
 
-        def look(image: Array, scores: Array, allowed: Array | None, ik: Array) -> Array:
-            alpha = plan.normalize.recall(stats, scores, allowed, tiles.key_indices(ik))
+        def look(image: Array, alpha: Array, ik: Array) -> Array:
             left, across = average(ik, plan.tiling.block_k, width, axes.S, plan.wide)
             patch = jnp.einsum("rq,...qs,cs->...rc", down, alpha, across)
             at = (*(jnp.int32(0) for _ in plan.lead), top, left)
@@ -210,7 +232,7 @@ def _attention_map(
     def finish(plan: TilePlan, images: Array, per_query: Any) -> Array:
         return _heads_joined(images, axes, 2)
 
-    return axes.callers_pairs(_visit_tiles(problem, settings, start, query_block, finish))
+    return axes.callers_pairs(_visit_tiles(problem, settings, start, query_block, finish, smooth))
 
 
 def _visit_tiles(
@@ -219,24 +241,31 @@ def _visit_tiles(
     start: Callable,
     query_block: Callable,
     finish: Callable,
+    smooth: bool,
 ) -> Any:
-    """Runs `query_block` over every block of queries, group by group, with the regime's stats."""
+    """Runs `query_block` over every block of queries, group by group.
+
+    Args:
+        query_block: (tiles, sweep, iq, carry) -> (carry, results per query); sweep(look, carry)
+            calls look(carry, weights of a tile, ik) for the tiles of that block.
+    """
     problem = problem.zeroed()
 
     def run(path: ScorePath) -> Any:
         tiled = TiledPass.of(problem, path, settings.sizes, settings.device.platform)
         plan, operands, allowed = tiled.lay(make_operands(problem, path), problem.allowed)
         bounds = visited_blocks(plan, allowed)
+        weights_of = _smooth_weights if smooth else _weights
 
         def group(index: Array) -> Any:
             tiles = Tiles(plan, operands, allowed, None, index)
+            constant = Tiles(plan, lax.stop_gradient(operands), allowed, None, index)
 
             def one(carry: Any, iq: Array) -> Any:
-                _, stats = pool_query_block(tiles, bounds, iq)
+                _, stats = pool_query_block(constant, bounds, iq)
                 stats = jax.tree.map(lambda a: a[..., None], stats)  # [Z, q, 1]
-                query = tiles.open_query(tiles.expansion, tiles.query_block(iq))
-                sweep = sweeper(tiles, bounds, iq, query)
-                return query_block(tiles, sweep, stats, iq, carry)
+                sweep = weights_of(tiles, bounds, iq, stats)
+                return query_block(tiles, sweep, iq, carry)
 
             blocks = jnp.arange(plan.query_blocks, dtype=jnp.int32)
             return lax.scan(one, vary_as(start(plan), operands), blocks)
@@ -246,6 +275,54 @@ def _visit_tiles(
 
     with on_device(settings.device):
         return ScorePlan.of(problem).run(run)
+
+
+def _weights(
+    tiles: Tiles, bounds: tuple[Array, Array] | None, iq: Array, stats: Any
+) -> Callable[[Callable, Any], Any]:
+    """sweep(look, carry) over the tiles of one block of queries; tiles without a visible pair are
+    left out.
+    """
+    query = tiles.open_query(tiles.expansion, tiles.query_block(iq))
+    sweep = sweeper(tiles, bounds, iq, query)
+
+    def visit(look: Callable, carry: Any) -> Any:
+        def step(carry: Any, scores: Array, allowed: Array | None, ik: Array) -> Any:
+            keys = tiles.key_indices(ik)
+            return look(carry, tiles.plan.normalize.recall(stats, scores, allowed, keys), ik)
+
+        return sweep(step, carry)
+
+    return visit
+
+
+def _smooth_weights(
+    tiles: Tiles, bounds: tuple[Array, Array] | None, iq: Array, stats: Any
+) -> Callable[[Callable, Any], Any]:
+    """The same by loops of fixed length; the weights are functions of the scores to any order."""
+    from regard.pool.derivatives import sum_over_blocks  # for derivatives only
+
+    plan, normalize = tiles.plan, tiles.plan.normalize
+
+    def pieces(ik: Array) -> tuple[Array, ...]:
+        return normalize.pieces(stats, *tiles.scores_of_tile(iq, ik), tiles.key_indices(ik))
+
+    def summed(ik: Array) -> tuple[Array, ...]:
+        return tuple(piece.sum(-1, keepdims=True) for piece in pieces(ik))
+
+    totals = sum_over_blocks(summed, plan.key_blocks, tiles.everything())
+    factors = normalize.factors(stats, totals)  # [Z, q, 1]
+
+    def visit(look: Callable, carry: Any) -> Any:
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def step(carry: Any, ik: Array) -> Any:
+            parts = [p * f for p, f in zip(pieces(ik), factors, strict=True)]
+            return look(carry, functools.reduce(jnp.add, parts), ik), None
+
+        carry = vary_as(carry, tiles.everything())
+        return lax.scan(step, carry, jnp.arange(plan.key_blocks, dtype=jnp.int32))[0]
+
+    return visit
 
 
 def _rows_inside(plan: TilePlan, iq: Array) -> Array:

@@ -104,6 +104,13 @@ class Allowed:
         """[B|1, N|1, S] bool: keys that some query may attend to; None means all."""
         if axes.T == 0:
             return jnp.zeros((1, 1, axes.S), bool)
+        if axes.symbolic():
+            pairs = self.dense(axes)
+            return (
+                None
+                if pairs is None
+                else jnp.broadcast_to(pairs.any(2), (*pairs.shape[:2], axes.S))
+            )
         if self._conditions() > 1:
             return self._reduced_by_blocks(axes)[0]
         # That a causal mask leaves every key visible is known at trace time. Computed on the
@@ -123,6 +130,9 @@ class Allowed:
         """[B|1, N|1, T|1] bool: non-empty rows, queries with at least one key; None means all."""
         if axes.S == 0:
             return jnp.zeros((1, 1, 1), bool)
+        if axes.symbolic():
+            pairs = self.dense(axes)
+            return None if pairs is None else pairs.any(3)
         if self._conditions() > 1 and axes.T > 0:
             return self._reduced_by_blocks(axes)[1]
         band = self._band_alone()

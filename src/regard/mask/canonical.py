@@ -60,10 +60,15 @@ class _Conditions(NamedTuple):
 
     @classmethod
     def _without_excluded(cls, mask: Mask, axes: Axes) -> "_Conditions":
+        starts, ends = [], [_canonical_lens(lens, axes) for lens in mask.lens]
+        band = NO_BAND if axes.symbolic() else _as_one_band(mask.bands, axes)
+        if axes.symbolic():  # which bound is the least is not known: each one is computed
+            bounds = [_band_bounds(_at_start(one, axes), axes) for one in mask.bands]
+            starts, ends = [start for start, _ in bounds], ends + [end for _, end in bounds]
         return cls(
-            None,
-            _reduced(jnp.minimum, *(_canonical_lens(lens, axes) for lens in mask.lens)),
-            _as_one_band(mask.bands, axes),
+            _reduced(jnp.maximum, *starts),
+            _reduced(jnp.minimum, *ends),
+            band,
             tuple(_canonical_ids(*ids, axes) for ids in mask.segment_ids),
             tuple(_canonical_array(array, axes) for array in mask.arrays),
         )
@@ -75,6 +80,8 @@ class _Conditions(NamedTuple):
         parts = [cls.of(excluded, axes) for excluded in mask.excluded]
         if found.ends is not None:
             parts.append(cls(starts=found.ends))
+        if found.starts is not None:
+            parts.append(cls(ends=found.starts))
         if found.band.left is not None:
             parts.append(cls(band=Band(None, -found.band.left - 1, "start")))
         if found.band.right is not None:
@@ -130,19 +137,26 @@ def _reduced(function: Callable[[Array, Array], Array], *arrays: Array | None) -
 
 
 def _as_one_band(bands: tuple[Band, ...], axes: Axes) -> Band:
-    """The intersection of the bands, aligned at the start; a bound that masks no pair becomes None.
-
-    At align="end" query t is at position t + S - T: counted from the start, its band is S - T
-    further right.
-    """
-    offset = {"start": 0, "end": axes.S - axes.T}
-    left = min((b.left - offset[b.align] for b in bands if b.left is not None), default=axes.T)
-    right = min((b.right + offset[b.align] for b in bands if b.right is not None), default=axes.S)
+    """The intersection, aligned at the start; a bound that masks no pair becomes None."""
+    aligned = [_at_start(band, axes) for band in bands]
+    left = min((band.left for band in aligned if band.left is not None), default=axes.T)
+    right = min((band.right for band in aligned if band.right is not None), default=axes.S)
     return Band(
         None if left >= axes.T - 1 else left,  # the last query attends to the first key
         None if right >= axes.S - 1 else right,  # the first query attends to the last key
         "start",
     )
+
+
+def _at_start(band: Band, axes: Axes) -> Band:
+    """The same band, aligned at the start.
+
+    At align="end" query t is at position t + S - T: counted from the start, its band is S - T
+    further right.
+    """
+    offset = axes.S - axes.T if band.align == "end" else 0
+    left = None if band.left is None else band.left - offset
+    return Band(left, None if band.right is None else band.right + offset, "start")
 
 
 def _joined(bands: list[Band]) -> Band | None:
@@ -165,9 +179,18 @@ def _joined(bands: list[Band]) -> Band | None:
 def _band_bounds(band: Band, axes: Axes) -> tuple[Array | None, Array | None]:
     """The range of keys of each query, int32 [1, 1, T], for a band aligned at the start."""
     position = jnp.arange(axes.T, dtype=jnp.int32)[None, None, :]
-    start = None if band.left is None else jnp.clip(position - band.left, 0, axes.S)
-    end = None if band.right is None else jnp.clip(position + band.right + 1, 0, axes.S)
+
+    def bound(offset: int) -> Array:
+        return jnp.clip(position + _int32(offset), 0, _int32(axes.S))
+
+    start = None if band.left is None else bound(-band.left)
+    end = None if band.right is None else bound(band.right + 1)
     return start, end
+
+
+def _int32(size: int) -> Array | int:
+    """A number; a size that jax.export leaves open, as an array."""
+    return size if isinstance(size, int) else jnp.asarray(size, jnp.int32)
 
 
 def _canonical_lens(lens: Array, axes: Axes) -> Array:
@@ -189,7 +212,7 @@ def _canonical_lens(lens: Array, axes: Axes) -> Array:
             "one length per example (B,), or one per query (B, T)",
         )
     # Clipped in its own dtype: int64 and uint64 past the range of int32 would wrap around.
-    largest = min(axes.S, jnp.iinfo(lens.dtype).max)
+    largest = axes.S if axes.symbolic() else min(axes.S, jnp.iinfo(lens.dtype).max)
     lens = jnp.clip(lens, jnp.asarray(0, lens.dtype), jnp.asarray(largest, lens.dtype))
     lens = lens.astype(jnp.int32)
     if lens.ndim == 3:

@@ -91,6 +91,30 @@ class Normalizer:
         """For delta = "sweep": the tile whose product with d weights sums to delta."""
         raise NotImplementedError
 
+    # Derivatives of any order, and in both modes, are those of weights = sum_i factor_i · piece_i,
+    # where a factor depends on sums of pieces over the whole row.
+
+    def pieces(
+        self, stats: Any, scores: Array, allowed: Array | None, keys: Array
+    ) -> tuple[Array, ...]:
+        """The pieces of a tile's weights, as differentiable functions of its scores.
+
+        `stats` are constants, which may say in what units pieces are.
+        """
+        raise NotImplementedError(
+            f"forward mode and second derivatives need {type(self).__name__}.pieces and .factors"
+        )
+
+    def factors(self, stats: Any, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        """The factor per row of each piece, given each piece's sum over the row's keys."""
+        raise NotImplementedError
+
+    def log_sum(self, stats: Any, totals: tuple[Array, ...]) -> Array | None:
+        """The log-sum-exp of a row's scores, given its first piece's sum; None for other regimes
+        than softmax.
+        """
+        return None
+
     def merge(self, stats: Any, other: Any) -> tuple[Any, Array | None, Array | None]:
         """The stats over both sets of keys, and the factor of each output; None is 1."""
         raise NotImplementedError

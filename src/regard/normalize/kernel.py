@@ -46,6 +46,14 @@ class _OverSum(Normalizer):
         top, total = stats
         return self._values(scores, allowed) / _unit(top) * inverse(total)
 
+    def pieces(
+        self, stats: Any, scores: Array, allowed: Array | None, keys: Array
+    ) -> tuple[Array, ...]:
+        return (self._values(scores, allowed) / _unit(stats[0]),)
+
+    def factors(self, stats: Any, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        return (inverse(totals[0]),)
+
     def merge(self, stats: Any, other: Any) -> tuple[Any, Array | None, Array | None]:
         top = jnp.maximum(stats[0], other[0])
         first, second = (part[1] * (_unit(part[0]) / _unit(top)) for part in (stats, other))
@@ -131,6 +139,14 @@ class Cone(Kernel):
 
     def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return self._slopes(scores, allowed)
+
+    def pieces(
+        self, stats: Any, scores: Array, allowed: Array | None, keys: Array
+    ) -> tuple[Array, ...]:
+        return (self._values(scores, allowed),)
+
+    def factors(self, stats: Any, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        return (jnp.ones_like(totals[0]),)
 
     def merge(self, stats: Any, other: Any) -> tuple[Any, Array | None, Array | None]:
         return (), None, None

@@ -49,6 +49,18 @@ class Softmax(Normalizer):
         top, total = stats
         return jnp.exp(jnp.minimum(scores - top, 0.0)) * inverse(total)
 
+    def pieces(
+        self, stats: Any, scores: Array, allowed: Array | None, keys: Array
+    ) -> tuple[Array, ...]:
+        return (jnp.exp(scores - stats[0]),)
+
+    def factors(self, stats: Any, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        return (inverse(totals[0]),)
+
+    def log_sum(self, stats: Any, totals: tuple[Array, ...]) -> Array | None:
+        empty = totals[0] == 0
+        return jnp.where(empty, -jnp.inf, stats[0] + jnp.log(jnp.where(empty, 1.0, totals[0])))
+
     def merge(self, stats: Any, other: Any) -> tuple[Any, Array | None, Array | None]:
         top = jnp.maximum(stats[0], other[0])
         first, second = (part[1] * jnp.exp(part[0] - top) for part in (stats, other))
@@ -127,6 +139,23 @@ class Hard(Normalizer):
 
     def balance(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return self.slope(stats, scores, allowed, keys)
+
+    def pieces(
+        self, stats: Any, scores: Array, allowed: Array | None, keys: Array
+    ) -> tuple[Array, ...]:
+        hard = self.recall(stats, scores, allowed, keys)
+        if not self.straight_through:
+            return (hard,)
+        # (soft - soft) + hard, of which the first has a derivative; the difference is exactly 0.
+        soft = jnp.exp(scores - stats[0])
+        return soft, jax.lax.stop_gradient(soft), hard
+
+    def factors(self, stats: Any, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        ones = jnp.ones_like(totals[0])
+        if not self.straight_through:
+            return (ones,)
+        share = inverse(totals[0])
+        return share, -jax.lax.stop_gradient(share), ones
 
     @staticmethod
     def _one_hot(at: Array, scores: Array) -> Array:

@@ -93,6 +93,17 @@ class Sparsemax(Normalizer):
     def balance(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return self.slope(stats, scores, allowed, keys) * inverse(stats[2])
 
+    def pieces(
+        self, stats: Any, scores: Array, allowed: Array | None, keys: Array
+    ) -> tuple[Array, ...]:
+        inside = self._weights(stats[:2], scores) > 0  # the support, constant nearby
+        return jnp.where(inside, scores - stats[0], 0.0), inside.astype(scores.dtype)
+
+    def factors(self, stats: Any, totals: tuple[Array, ...]) -> tuple[Array, ...]:
+        total, count = totals
+        tau = (total - 1.0) / jnp.maximum(jax.lax.stop_gradient(count), 1.0)
+        return jnp.ones_like(total), -tau
+
     def _weights(self, known: Any, scores: Array) -> Array:
         top, tau = known
         return jnp.maximum(scores - top - tau, 0.0)  # -inf -> 0

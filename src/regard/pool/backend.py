@@ -89,21 +89,19 @@ def _zero_rows(keep: Array | None, array: Array) -> Array:
     return array if keep is None else jnp.where(keep[..., None], array, 0)
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _zero_rows_forward(keep: Array, array: Array) -> Array:
-    """`_zero_rows` in the forward pass; the cotangent passes unchanged."""
+    """`_zero_rows` in the forward pass; tangents and cotangents pass unchanged."""
     return _zero_rows(keep, array)
 
 
-_zero_rows_forward.defvjp(
-    lambda keep, array: (_zero_rows(keep, array), None), lambda _, cotangent: (None, cotangent)
-)
+_zero_rows_forward.defjvp(lambda primals, tangents: (_zero_rows_forward(*primals), tangents[1]))
 
 
 Pool = Callable[[Problem], tuple[Array, Array]]  # to the output, and whether the lift ran
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def zero_for_gradient(forward_only: Pool, differentiable: Pool, problem: Problem) -> Any:
     """forward_only(problem); where the call is differentiated, differentiable(problem).
 
@@ -120,16 +118,9 @@ def zero_for_gradient(forward_only: Pool, differentiable: Pool, problem: Problem
     return forward_only(problem)
 
 
-def _zeroing_forward(forward_only: Pool, differentiable: Pool, problem: Problem) -> Any:
-    out, pull, lifted = jax.vjp(differentiable, problem, has_aux=True)
-    return (out, lifted), pull
-
-
-def _zeroing_backward(forward_only: Pool, differentiable: Pool, pull: Any, cotangents: Any) -> Any:
-    return pull(cotangents[0])
-
-
-zero_for_gradient.defvjp(_zeroing_forward, _zeroing_backward)
+@zero_for_gradient.defjvp
+def _(forward_only: Pool, differentiable: Pool, primals: Any, tangents: Any) -> Any:
+    return jax.jvp(differentiable, primals, tangents)
 
 
 @dataclass(frozen=True)
@@ -218,10 +209,12 @@ class Backend:
     Attributes:
         name: what `implementation=` calls it.
         takes_sharded_sequences: whether it pools where `sequence_axis=` shards the sequence.
+        takes_symbolic_sizes: whether it pools where jax.export leaves B, T or S open.
     """
 
     name: ClassVar[str]
     takes_sharded_sequences: ClassVar[bool] = False
+    takes_symbolic_sizes: ClassVar[bool] = False
 
     def refuses(self, request: Request) -> str | None:
         """What this backend lacks for the request, naming the argument; None: it can do it."""

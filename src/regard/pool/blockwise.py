@@ -21,7 +21,15 @@ from regard.pool.backend import Backend, Problem, Request
 from regard.pool.layout import Layout, forced_tiling
 from regard.pool.score_plan import ScorePlan
 from regard.pool.tile import block_bounds
-from regard.pool.xla_tiles import Operands, TilePlan, Tiles, Tiling, make_operands, pad_rows
+from regard.pool.xla_tiles import (
+    Operands,
+    TilePlan,
+    Tiles,
+    Tiling,
+    join,
+    make_operands,
+    pad_rows,
+)
 from regard.shapes import Axes
 
 
@@ -75,9 +83,7 @@ def sweeper(
 
     def sweep(step: Callable[[Any, Array, Array | None, Array], Any], carry: Any) -> Any:
         def body(ik: Array, carry: Any) -> Any:
-            key = tiles.open_key(tiles.expansion, tiles.key_block(ik))
-            scores, allowed = tiles.finish_scores(tiles.pair(tiles.score, query, key), iq, ik)
-            return step(carry, scores, allowed, ik)
+            return step(carry, *tiles.scores_of_tile(iq, ik, query), ik)
 
         return lax.fori_loop(low, high, body, vary_as(carry, tiles.everything()))
 
@@ -108,10 +114,19 @@ class TiledPass(Layout):
         active: Array | None,
         results: tuple[Array, Array, Any],
     ) -> Operands:
-        """As every pass; instead of the output, sum_v d_out · out, [B, N, T], is enough."""
         plan, _, laid_mask = self.lay(operands, allowed)
         laid, pull = jax.vjp(lambda operands: self.lay(operands, allowed)[1], operands)
         return pull(_backward(plan, laid, laid_mask, seed, active, results))[0]
+
+    def log_sum(self, stats: Any) -> Array:
+        return self.normalize.log_sum(stats, (stats[1],))
+
+    def smooth(
+        self, operands: Operands, allowed: Allowed, seed: Array | Draw | None, stats: Any
+    ) -> tuple[Array, Array | None]:
+        from regard.pool.derivatives import smooth_outputs  # for derivatives only
+
+        return smooth_outputs(self, operands, allowed, seed, stats)
 
 
 def visited_blocks(
@@ -218,15 +233,6 @@ def pool_query_block(
     if scale is None:
         return out / plan.value_scale, stats
     return out * (scale / plan.value_scale)[..., None], stats
-
-
-def join(plan: TilePlan, blocks: Array) -> Array:
-    """[groups, query_blocks, Z, q, x] -> [B, N, rows, x]."""
-    heads = plan.tiling.block_b * plan.axes.N
-    shape = (plan.groups, plan.query_blocks, heads, plan.tiling.block_q, blocks.shape[-1])
-    blocks = jnp.moveaxis(blocks.reshape(shape), 1, 2)  # [groups, Z, query_blocks, q, x]
-    rows = plan.query_blocks * plan.tiling.block_q
-    return blocks.reshape(plan.axes.B, plan.axes.N, rows, blocks.shape[-1])
 
 
 def _indices(count: int) -> Array:

@@ -45,8 +45,8 @@ REGISTRY = [
     ),
     Rule(
         Reference(),
-        lambda request: request.pairs <= DENSE_LIMIT,
-        f"at most {DENSE_LIMIT:,} weights",
+        lambda request: request.axes.symbolic() or request.pairs <= DENSE_LIMIT,
+        f"at most {DENSE_LIMIT:,} weights, or sizes that jax.export leaves open",
         "two CPU cores, float32 dot product, 4,096 to 524,288 weights: equal to blockwise, and "
         "the smaller program; not measured on a GPU",
     ),
@@ -167,6 +167,9 @@ def named(name: str) -> Backend:
 def _refusal(backend: Backend, request: Request) -> str | None:
     if request.sequence is not None and not backend.takes_sharded_sequences:
         return "pools whole sequences; sequence_axis= pools by ring attention"
+    if request.axes.symbolic() and not backend.takes_symbolic_sizes:
+        axes = request.axes
+        return f"needs sizes that are numbers (here B = {axes.B}, T = {axes.T}, S = {axes.S})"
     return backend.refuses(request)
 
 

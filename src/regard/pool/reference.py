@@ -17,11 +17,16 @@ class Reference(Backend):
     """Dense arrays; on request for any size."""
 
     name = "reference"
+    takes_symbolic_sizes = True
 
     def refuses(self, request: Request) -> str | None:
         return None
 
     def describe(self, request: Request) -> str:
+        if request.axes.symbolic():
+            return (
+                f"dense, for sizes known only when the program is called ({request.pairs} weights)"
+            )
         return f"dense, {request.pairs:,} weights at once; scores by definition"
 
     def pool(self, problem: Problem, settings: Any) -> tuple[Array, Array]:

@@ -139,6 +139,26 @@ class RingPass:
         cotangents = self._shard(self._local_backward, specs, self._specs(padded))(*inputs)
         return pull(jax.tree.map(lambda d, x: d.astype(x.dtype), cotangents, padded))[0]
 
+    def log_sum(self, stats: Any) -> Array:
+        return self.tiled.log_sum(stats)
+
+    def smooth(
+        self, operands: Operands, allowed: Allowed, seed: Array | None, stats: Any
+    ) -> tuple[Array, Array | None]:
+        """On whole arrays; inside the caller's shard_map, this share of queries and all keys, which
+        are gathered: for derivatives beyond the first, memory is linear in the whole sequence.
+        """
+        over, axes, draw = self.shares.over, self.axes, seed
+        if over.inside:
+            rows = axes.T // over.size
+            gather = functools.partial(lax.all_gather, axis_name=over.axis, axis=ROWS, tiled=True)
+            key, value = jax.tree.map(gather, (operands.key, operands.value))
+            operands, axes = replace(operands, key=key, value=value), replace(axes, T=rows)
+            if seed is not None:
+                own = lax.axis_index(over.axis) * rows + jnp.arange(rows, dtype=jnp.int32)
+                draw = Draw(seed, None, own, 0, self.axes.T)
+        return replace(self.tiled, axes=axes).smooth(operands, allowed, draw, stats)
+
     # Inside the ring ---------------------------------------------------------------------------
 
     def _local_forward(
@@ -185,7 +205,9 @@ class RingPass:
         wide = self._wide(operands)
         d_out, out, stats = results
         # Once, and not for every piece: then the output need not be kept.
-        delta = jnp.sum(d_out.astype(wide) * out.astype(wide), -1)
+        delta = out
+        if out.ndim == d_out.ndim:
+            delta = jnp.sum(d_out.astype(wide) * out.astype(wide), -1)
         results = shares.spread((d_out, delta, stats))
         zeros = functools.partial(jax.tree.map, lambda a: jnp.zeros(a.shape, wide))
         add = functools.partial(jax.tree.map, lambda total, d: total + d.astype(wide))

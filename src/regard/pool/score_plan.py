@@ -162,7 +162,22 @@ class Pass(Protocol):
         active: Array | None,
         results: tuple[Array, Array, Any],
     ) -> Any:
-        """Cotangents of the operands, from (d out, out, the leaves)."""
+        """Cotangents of the operands, from (d out, out, the leaves).
+
+        Instead of the output, sum_v d_out · out, [B, N, T], is enough.
+        """
+        ...
+
+    def log_sum(self, stats: Any) -> Array:
+        """The log-sum-exp of each row, [B, N, T], from the leaves; -inf for an empty row."""
+        ...
+
+    def smooth(
+        self, operands: Any, allowed: Allowed, seed: Any, stats: Any
+    ) -> tuple[Array, Array | None]:
+        """Output and log-sum-exp (None where the regime has none) as in `forward`, by code that
+        JAX differentiates in both modes; `stats` are constants.
+        """
         ...
 
 
@@ -185,6 +200,7 @@ class Passes(NamedTuple):
         branch: whether the path not taken is skipped by a branch (`lax.cond`), or runs with
             `active` False, as loops of no iterations.
         sharded: whether each pass may be divided among devices by batch and heads (sharded.py).
+        lse: whether the log-sum-exp of each row is an output too.
     """
 
     passes: tuple[Pass, ...]
@@ -192,6 +208,7 @@ class Passes(NamedTuple):
     dtype: Any
     branch: bool
     sharded: bool
+    lse: bool = False
 
     def run(self, path: int, direction: str, *inputs: Any) -> Any:
         # A backward pass is traced after the call that it belongs to.
@@ -204,26 +221,72 @@ class Passes(NamedTuple):
                 return run_shares(cast(ShardablePass, self.passes[path]), direction, inputs)
             return getattr(self.passes[path], direction)(*inputs)
 
+    def backward(self, residuals: Any, cotangents: tuple[Array, ...]) -> tuple[Any, ...]:
+        """Cotangents of the operands, by each pass's own backward pass."""
+        operands, allowed, seed, in_range, outs, (out, stats) = residuals
+        d_out = cotangents[0]
+        if self.lse:  # delta, the sum of d out · out, may stand for the output
+            wide = outs[1].dtype
+            out = jnp.sum(d_out.astype(wide) * out.astype(wide), -1) - cotangents[1]
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+        def run(path: int, active: Array | None) -> Any:
+            results = (d_out, out, stats)
+            return self.run(path, "backward", operands[path], allowed, seed, active, results)
+
+        if in_range is None:
+            return (run(0, None),)
+        if not self.branch:
+            return (run(0, in_range), run(1, ~in_range))
+        zeros = jax.tree.map(jnp.zeros_like, operands)
+        return lax.cond(
+            in_range,
+            lambda: (run(0, None), zeros[1]),
+            lambda: (zeros[0], run(1, None)),
+        )
+
+    def smooth(self, residuals: Any) -> tuple[Array, ...]:
+        """The outputs by code that JAX differentiates in both modes; equal to the passes' own."""
+        operands, allowed, seed, in_range, outs, (_, stats) = residuals
+
+        def run(path: int) -> tuple[Array, ...]:
+            out, lse = self.passes[path].smooth(operands[path], allowed, seed, stats)
+            more = (cast(Array, lse).astype(outs[1].dtype),) if self.lse else ()
+            return (out.astype(self.dtype), *more)
+
+        with on_device(self.device):
+            if in_range is None:
+                return run(0)
+            return lax.cond(in_range, lambda: run(0), lambda: run(1))
+
+
 def pool_by(
     static: Passes,
     operands: tuple[Any, ...],
     allowed: Allowed,
     seed: Array | None,
     in_range: Array | None,
-) -> Array:
-    """Pools by the first pass; with two, by the second where `in_range` is False."""
-    return _forward(static, operands, allowed, seed, in_range)[0]
+) -> Any:
+    """Pools by the first pass; with two, by the second where `in_range` is False.
+
+    Returns:
+        The output; where `static.lse`, the output and the log-sum-exp of each row.
+    """
+    outs, _ = _outputs(static, operands, allowed, seed, in_range)
+    return outs if static.lse else outs[0]
 
 
-def _forward(
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _outputs(
     static: Passes,
     operands: tuple[Any, ...],
     allowed: Allowed,
     seed: Array | None,
     in_range: Array | None,
-) -> tuple[Array, Any]:
+) -> tuple[tuple[Array, ...], Any]:
+    """The outputs; and the output before it is rounded, with the stats of its rows, for the
+    backward pass: these have no derivative.
+    """
+
     def run(path: int, active: Array | None) -> tuple[Array, Any]:
         return static.run(path, "forward", operands[path], allowed, seed, active)
 
@@ -234,29 +297,15 @@ def _forward(
     else:
         choose = functools.partial(jnp.where, in_range)
         out, stats = jax.tree.map(choose, run(0, in_range), run(1, ~in_range))
-    return out.astype(static.dtype), (operands, allowed, seed, in_range, out, stats)
+    lse = (static.passes[0].log_sum(stats),) if static.lse else ()
+    return (out.astype(static.dtype), *lse), (out, stats)
 
 
-def _backward(
-    static: Passes, residuals: Any, d_out: Array
-) -> tuple[tuple[Any, ...], None, None, None]:
-    operands, allowed, seed, in_range, out, stats = residuals
+@_outputs.defjvp
+def _outputs_with_tangents(static: Passes, primals: Any, tangents: Any) -> Any:
+    # Imported when first used: a call that is not differentiated does not need it.
+    from regard.pool.derivatives import Residuals, tangents_of, zero_tangents
 
-    def run(path: int, active: Array | None) -> Any:
-        results = (d_out, out, stats)
-        return static.run(path, "backward", operands[path], allowed, seed, active, results)
-
-    if in_range is None:
-        return (run(0, None),), None, None, None
-    if not static.branch:
-        return (run(0, in_range), run(1, ~in_range)), None, None, None
-    zeros = jax.tree.map(jnp.zeros_like, operands)
-    cotangents = lax.cond(
-        in_range,
-        lambda: (run(0, None), zeros[1]),
-        lambda: (zeros[0], run(1, None)),
-    )
-    return cotangents, None, None, None
-
-
-pool_by.defvjp(_forward, _backward)
+    outs, saved = _outputs(static, *primals)
+    found = tangents_of(static, Residuals(*primals, outs, saved), tangents[0])
+    return (outs, saved), (tuple(found), zero_tangents(saved))

@@ -73,12 +73,12 @@ def run_shares(whole: ShardablePass, direction: str, inputs: tuple[Any, ...]) ->
 
     shared = custom_partitioning(jax.jit(alone))  # jitted, it may hold constants
     shared.def_partition(partition, sharding_rule=rule)
-    results = _transformable(shared, alone)(*leaves)
+    results = _mappable(shared, alone)(*leaves)
     return form[0].unflatten(results)
 
 
-def _transformable(shared: Callable, alone: Callable) -> Callable:
-    """`shared`, which knows neither vmap nor jvp; under these, `alone`."""
+def _mappable(shared: Callable, alone: Callable) -> Callable:
+    """`shared`, which does not know vmap; under it, `alone`."""
 
     @jax.custom_batching.custom_vmap
     def mapped(*leaves: Array) -> list[Array]:
@@ -89,15 +89,7 @@ def _transformable(shared: Callable, alone: Callable) -> Callable:
         results = jax.vmap(alone, [0 if one else None for one in is_mapped])(*leaves)
         return results, [True] * len(results)
 
-    @jax.custom_jvp
-    def pushed(*leaves: Array) -> list[Array]:
-        return mapped(*leaves)
-
-    @pushed.defjvp
-    def _(leaves: Any, tangents: Any) -> Any:
-        return jax.jvp(alone, leaves, tangents)
-
-    return pushed
+    return mapped
 
 
 # ---------------------------------------------------------------------------------------------

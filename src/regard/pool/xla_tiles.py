@@ -247,6 +247,13 @@ class Tiles:
         d_key = d_key.reshape(*key.shape[:2], group, *key.shape[2:]).sum(2)  # over a group's heads
         return d_score, d_query.reshape(query.shape), d_key
 
+    def scores_of_tile(self, iq: Array, ik: Array, query: Any = None) -> tuple[Array, Array | None]:
+        """Scores [Z, q, s], -inf where masked, and the tile's mask; `query` is the opened block."""
+        if query is None:
+            query = self.open_query(self.expansion, self.query_block(iq))
+        key = self.open_key(self.expansion, self.key_block(ik))
+        return self.finish_scores(self.pair(self.score, query, key), iq, ik)
+
     # -- bias, mask, dropout --------------------------------------------------------------------
 
     def finish_scores(
@@ -416,6 +423,15 @@ def pad_rows(array: Array, axis: int, size: int, fill: int = 0) -> Array:
     widths = [(0, 0)] * array.ndim
     widths[axis] = (0, size - array.shape[axis])
     return jnp.pad(array, widths, constant_values=fill)
+
+
+def join(plan: TilePlan, blocks: Array) -> Array:
+    """[groups, query_blocks, Z, q, x] -> [B, N, rows, x]."""
+    heads = plan.tiling.block_b * plan.axes.N
+    shape = (plan.groups, plan.query_blocks, heads, plan.tiling.block_q, blocks.shape[-1])
+    blocks = jnp.moveaxis(blocks.reshape(shape), 1, 2)  # [groups, Z, query_blocks, q, x]
+    rows = plan.query_blocks * plan.tiling.block_q
+    return blocks.reshape(plan.axes.B, plan.axes.N, rows, blocks.shape[-1])
 
 
 def _block(array: Array, axis: int, index: Array, size: int) -> Array:

@@ -172,7 +172,8 @@ _logistic.defvjp(
 
 def weigh(values: Float[Array, "... T S h"], vector: Array) -> Float[Array, "... T S"]:
     """sum_h values_h w_h, with w (h,), or (N, h) for a head axis at -4."""
-    if values.size <= _CACHED and vector.ndim == 1:
+    known = isinstance(values.size, int)  # not where jax.export leaves a size open
+    if known and values.size <= _CACHED and vector.ndim == 1:
         return jnp.matmul(values, vector, precision=matmul_precision(values.dtype))
     return jnp.sum(values * align(vector, values.ndim - 1)[..., None, :], axis=-1)
 

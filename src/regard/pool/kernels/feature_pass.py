@@ -21,6 +21,7 @@ from regard.pool.kernels.block_shapes import Blocks, pick_blocks
 from regard.pool.kernels.features import make_features
 from regard.pool.kernels.forward import forward
 from regard.pool.kernels.padding import (
+    KernelDerivatives,
     KernelMask,
     pad,
     pad_mask,
@@ -30,6 +31,7 @@ from regard.pool.kernels.padding import (
     stripe_rows,
 )
 from regard.pool.kernels.tile import LOG2_E, OF_TOKENS, FeatureScore, KernelPlan
+from regard.pool.xla_tiles import Operands
 from regard.score.contract import Expansion, Lift, RawQueries, matmul_precision
 from regard.shapes import Axes
 
@@ -64,7 +66,7 @@ class FeatureOperands:
 
 
 @dataclass(frozen=True)
-class FeaturePass:
+class FeaturePass(KernelDerivatives):
     """Pooling with the scores scale · phi(q) · psi(k) + key_bias.
 
     Attributes:
@@ -86,6 +88,11 @@ class FeaturePass:
 
     def share(self, axes: Axes) -> "FeaturePass":
         return replace(self, axes=axes)
+
+    def as_tiles(self, operands: FeatureOperands) -> Operands:
+        query, bias = operands.query.astype(jnp.float32) * self.scale, operands.key_bias
+        key = (operands.key, None if bias is None else bias[..., None])
+        return Operands(None, operands.expansion, (query, None), key, operands.value, None)
 
     def forward(
         self,

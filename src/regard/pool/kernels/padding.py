@@ -9,9 +9,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from regard.mask import Allowed
-from regard.placement import vary_as
-from regard.pool.kernels.tile import KernelPlan
+from regard.normalize import Softmax
+from regard.placement import current_platform, vary_as
+from regard.pool.blockwise import TiledPass
+from regard.pool.kernels.tile import LOG2_E, KernelPlan
 from regard.pool.tile import kernel_bounds, query_bounds
+from regard.pool.xla_tiles import Operands
 from regard.shapes import Axes
 
 STRIPE_BYTES = 1 << 30  # d scores held at a time
@@ -102,15 +105,55 @@ def pad_mask(allowed: Allowed, axes: Axes, T: int, S: int) -> KernelMask:
 def pad_results(
     static: KernelPlan, results: tuple[Array, Array, Array], dtype: Any
 ) -> dict[str, Array]:
-    """What the backward pass reads per query, by name: from (d out, out, log2-sum-exp2)."""
-    d_out, out, lse = results
-    delta = jnp.sum(d_out.astype(jnp.float32) * out.astype(jnp.float32), -1)
+    """What the backward pass reads per query, by name: from (d out, out, log2-sum-exp2).
+
+    Instead of the output, sum_v d_out · out, [B, N, T], is enough.
+    """
+    d_out, delta, lse = results
+    if delta.ndim == d_out.ndim:
+        delta = jnp.sum(d_out.astype(jnp.float32) * delta.astype(jnp.float32), -1)
     more = ((0, 0), (0, 0), (0, static.T - lse.shape[2]))
     return dict(
         d_out=pad(d_out.astype(dtype), {2: static.T, 3: static.V}),
         lse=jnp.pad(lse, more, constant_values=jnp.inf),  # no weight: 0 times inf is NaN
         delta=pad(delta, {2: static.T}),
     )
+
+
+class KernelDerivatives:
+    """What derivatives ask of a kernel's pass besides its backward pass: tiles in plain XLA."""
+
+    axes: Axes
+    dtype: Any
+    dropout_rate: float
+
+    def as_tiles(self, operands: Any) -> Operands:
+        """The operands of an equal pass in plain XLA."""
+        raise NotImplementedError
+
+    def log_sum(self, lse: Array) -> Array:
+        return lse / LOG2_E
+
+    def smooth(
+        self, operands: Any, allowed: Allowed, seed: Any, lse: Array
+    ) -> tuple[Array, Array | None]:
+        tiles = self.as_tiles(operands)
+        lifted, width = tiles.score is None, 1
+        if tiles.score is not None:
+            width = tiles.score.tile_width(tiles.query[0].shape[-1])
+        tiled = TiledPass(
+            self.axes,
+            Softmax(),
+            self.dropout_rate,
+            compute=jnp.dtype(self.dtype),
+            width=width,
+            lifted=lifted,
+            wide_features=tiles.expansion is not None,
+            sizes=None,
+            platform=current_platform(),
+        )
+        top = jnp.where(lse == -jnp.inf, 0.0, self.log_sum(lse))
+        return tiled.smooth(tiles, allowed, seed, (top, None))
 
 
 def stripe_rows(axes: Axes, block: int, S: int, dtype: Any, share: int = 1) -> int:

@@ -18,6 +18,7 @@ from regard.pool.kernels.backward_wide import d_scores
 from regard.pool.kernels.block_shapes import Blocks, pick_parts
 from regard.pool.kernels.forward import forward
 from regard.pool.kernels.padding import (
+    KernelDerivatives,
     pad,
     pad_mask,
     pad_results,
@@ -29,6 +30,7 @@ from regard.pool.kernels.tanh_backward import d_projected
 from regard.pool.kernels.tanh_operands import tanh_operands
 from regard.pool.kernels.tanh_tile import TanhScore
 from regard.pool.kernels.tile import LOG2_E, KernelPlan
+from regard.pool.xla_tiles import Operands
 from regard.score.contract import Score, matmul_precision, repeat_heads
 from regard.shapes import Axes
 
@@ -60,7 +62,7 @@ class TanhOperands:
 
 
 @dataclass(frozen=True)
-class TanhPass:
+class TanhPass(KernelDerivatives):
     """Pooling with the scores wᵀ tanh(x + y).
 
     Attributes:
@@ -77,6 +79,10 @@ class TanhPass:
 
     def share(self, axes: Axes) -> "TanhPass":
         return replace(self, axes=axes)
+
+    def as_tiles(self, operands: TanhOperands) -> Operands:
+        rows, keys = (operands.x, None), (operands.y, None)
+        return Operands(operands.score, None, rows, keys, operands.value, None)
 
     def forward(
         self,
