@@ -317,6 +317,8 @@ class Case:
     dtype: str = "float32"  # or "query, key, value", three of them
     sizes: Sizes = field(default_factory=Sizes)
     bias: tuple[int, ...] | None = None
+    softcap: float | None = None
+    sink: bool = False
     seed: int = 0
 
     def __str__(self):
@@ -335,6 +337,10 @@ class Case:
             )
         if self.bias is not None:
             said.append(f"bias {list(self.bias)}")
+        if self.softcap is not None:
+            said.append(f"softcap {self.softcap}")
+        if self.sink:
+            said.append("sink")
         return ", ".join(said)
 
 

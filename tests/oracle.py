@@ -124,6 +124,24 @@ class Softmax:
         return w * (dw - w @ dw)
 
 
+@dataclass
+class SinkSoftmax:
+    """Softmax over the scores and one more, the sink's, whose weight nobody gets."""
+
+    sink: float
+
+    def weights(self, a):
+        top = max(a.max(), self.sink)
+        e = np.exp(a - top)
+        return e / (e.sum() + np.exp(self.sink - top))
+
+    def pull(self, a, w, dw):
+        return w * (dw - w @ dw)
+
+    def pull_sink(self, w, dw):
+        return -(1 - w.sum()) * (w @ dw)
+
+
 class Sparsemax:
     """Euclidean projection onto the simplex, by sorting (Martins and Astudillo 2016, algorithm
     1).
@@ -258,11 +276,25 @@ class Pooled(NamedTuple):
     weights: np.ndarray  # before dropout
 
 
-def attend(query, key, value, *, score, may=None, bias=None, regime=None, keep=None, rate=0.0):
+def attend(
+    query,
+    key,
+    value,
+    *,
+    score,
+    may=None,
+    bias=None,
+    regime=None,
+    keep=None,
+    rate=0.0,
+    softcap=None,
+    sink=None,
+):
     """out = sum_s weight_s value_s, per query, over the keys it may look at; none: zeros.
 
     may: boolean, broadcastable to the weights (see `allowed`).  bias: added to the scores; -inf
-    there is the same as not being allowed.  keep: boolean, what dropout at `rate` keeps.
+    there is the same as not being allowed.  keep: boolean, what dropout at `rate` keeps.  softcap:
+    c tanh(a / c), before the bias.  sink: () or [N], with softmax.
     """
     regime = regime or Softmax()
     shape = weights_shape(query, key)
@@ -271,8 +303,8 @@ def attend(query, key, value, *, score, may=None, bias=None, regime=None, keep=N
     weights = np.zeros(_heads_shape(shape))
     out = np.zeros((*q.shape[:3], v.shape[3]))
     for b, n, t, m, seen in _rows(q, k, may, bias):
-        a = _scores(score, n, q[b, t, n], k[b, seen, m], bias, (b, n, t, seen))
-        w = regime.weights(a)
+        a = _scores(score, n, q[b, t, n], k[b, seen, m], bias, (b, n, t, seen), softcap)
+        w = _regime(regime, sink, n).weights(a)
         weights[b, n, t, seen] = w
         kept = w if keep is None else w * keep[b, n, t, seen] / (1 - rate)
         out[b, t, n] = kept @ v[b, seen, m]
@@ -280,24 +312,42 @@ def attend(query, key, value, *, score, may=None, bias=None, regime=None, keep=N
 
 
 def gradients(
-    cotangent, query, key, value, *, score, may=None, bias=None, regime=None, keep=None, rate=0.0
+    cotangent,
+    query,
+    key,
+    value,
+    *,
+    score,
+    may=None,
+    bias=None,
+    regime=None,
+    keep=None,
+    rate=0.0,
+    softcap=None,
+    sink=None,
 ):
-    """The gradients of sum(cotangent * out) by name: query, key, value, bias, each parameter."""
+    """The gradients of sum(cotangent * out) by name: query, key, value, bias, sink, parameters."""
     regime = regime or Softmax()
     shape = weights_shape(query, key)
     q, k, v, g = (_with_heads(x) for x in (query, key, value, cotangent))
     may_h, bias_h, keep_h = (_per_head(x, shape) for x in (may, bias, keep))
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
-    dbias = np.zeros(_heads_shape(shape))
+    dbias, dsink = np.zeros(_heads_shape(shape)), np.zeros(np.shape(sink))
     dparameters = {name: np.zeros(np.shape(p)) for name, p in score.parameters.items()}
     for b, n, t, m, seen in _rows(q, k, may_h, bias_h):
-        a = _scores(score, n, q[b, t, n], k[b, seen, m], bias_h, (b, n, t, seen))
-        w = regime.weights(a)
+        a = _scores(score, n, q[b, t, n], k[b, seen, m], bias_h, (b, n, t, seen), softcap)
+        of_head = _regime(regime, sink, n)
+        w = of_head.weights(a)
         scaled = 1.0 if keep_h is None else keep_h[b, n, t, seen] / (1 - rate)
         dv[b, seen, m] += np.outer(w * scaled, g[b, t, n])
         dw = (v[b, seen, m] @ g[b, t, n]) * scaled
-        da = regime.pull(a, w, dw)
+        da = of_head.pull(a, w, dw)
         dbias[b, n, t, seen] = da
+        if sink is not None:
+            dsink[n if np.ndim(sink) else ...] += of_head.pull_sink(w, dw)
+        if softcap is not None:
+            raw = score.scores(_of_head(score, n), q[b, t, n], k[b, seen, m])
+            da = da * (1 - np.tanh(raw / softcap) ** 2)
         dq_row, dk_rows, dp = score.pull(_of_head(score, n), q[b, t, n], k[b, seen, m], da)
         dq[b, t, n] += dq_row
         dk[b, seen, m] += dk_rows
@@ -309,6 +359,8 @@ def gradients(
         "value": dv.reshape(np.shape(value)),
         **dparameters,
     }
+    if sink is not None:
+        found["sink"] = dsink
     if bias is not None:
         found["bias"] = _summed_to(dbias.reshape(shape), np.shape(bias))
     return found
@@ -348,8 +400,16 @@ def _rows(q, k, may, bias):
                     yield b, n, t, n // (N // K), np.flatnonzero(sees)
 
 
-def _scores(score, n, q, k, bias, where):
+def _regime(regime, sink, n):
+    if sink is None:
+        return regime
+    assert isinstance(regime, Softmax)
+    return SinkSoftmax(float(sink[n] if np.ndim(sink) else sink))
+
+
+def _scores(score, n, q, k, bias, where, softcap=None):
     a = score.scores(_of_head(score, n), q, k)
+    a = a if softcap is None else softcap * np.tanh(a / softcap)
     return a if bias is None else a + bias[where]
 
 

@@ -23,6 +23,9 @@ LIFT_TOLERANCES = {
 }
 
 
+ARGUMENTS = ("query", "key", "value", "bias", "sink")  # of attend; all else is the score's
+
+
 @dataclass
 class Problem:
     """The inputs of one case, in float64 already rounded to the case's dtypes."""
@@ -91,11 +94,13 @@ class Problem:
     @property
     def _oracle_arguments(self):
         row = SCORES[self.case.score]
-        names = [name for name in self.inputs if name not in ("query", "key", "value", "bias")]
+        names = [name for name in self.inputs if name not in ARGUMENTS]
         return {
             "score": row.oracle({name: self.inputs[name] for name in names}),
             "may": self.may,
             "bias": self.inputs.get("bias"),
+            "sink": self.inputs.get("sink"),
+            "softcap": self.case.softcap,
             "regime": REGIMES[self.case.regime].oracle,
         }
 
@@ -129,6 +134,7 @@ class Problem:
                     **inputs,
                     **masks,
                     normalize=normalize,
+                    softcap=self.case.softcap,
                     implementation=implementation,
                     return_lifted=True,
                 )
@@ -144,16 +150,14 @@ class Problem:
         with self.backend.tiling():
             out, found, self.lifted = self.program(*self._arguments(inputs, facts))
         gradients = {name: getattr(found["score"], name, None) for name in inputs}
-        gradients |= {
-            name: found[name] for name in ("query", "key", "value", "bias") if name in found
-        }
+        gradients |= {name: found[name] for name in ARGUMENTS if name in found}
         return np.asarray(out), {name: np.asarray(g) for name, g in gradients.items()}
 
     @functools.cached_property
     def program_alone(self):
         """The forward pass of a call that nobody differentiates: a program of its own."""
         keywords = dict(implementation=self.backend.implementation)
-        keywords |= dict(normalize=REGIMES[self.case.regime].normalize)
+        keywords |= dict(normalize=REGIMES[self.case.regime].normalize, softcap=self.case.softcap)
         return jax.jit(lambda inputs, masks: regard.attend(**inputs, **masks, **keywords))
 
     def run_alone(self, inputs=None):
@@ -170,6 +174,7 @@ class Problem:
                 **arguments[0],
                 **arguments[1],
                 normalize=REGIMES[self.case.regime].normalize,
+                softcap=self.case.softcap,
                 implementation=self.backend.implementation,
             )
 
@@ -192,9 +197,7 @@ class Problem:
     def as_arguments(self, inputs):
         """The arrays as attend's keywords, the score among them."""
         arrays = {name: jnp.asarray(x, self.dtypes[name]) for name, x in inputs.items()}
-        keywords = {
-            name: arrays.pop(name) for name in ("query", "key", "value", "bias") if name in arrays
-        }
+        keywords = {name: arrays.pop(name) for name in ARGUMENTS if name in arrays}
         return {**keywords, "score": SCORES[self.case.score].make(**arrays)}
 
 
@@ -241,6 +244,8 @@ def draw(case):
     if case.bias is not None:
         inputs["bias"] = normal(*case.bias)
     inputs |= row.draw(normal, N or 1)
+    if case.sink:
+        inputs["sink"] = normal(N or 1)
     facts = MASKS[case.mask](rng, 1 if B is None else B, N or 1, T, S)
     facts = {name: _at_rank(name, fact, case) for name, fact in facts.items()}
     *of_inputs, of_value = case.dtype.split(", ") if ", " in case.dtype else [case.dtype] * 3

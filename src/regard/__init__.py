@@ -10,6 +10,7 @@ from regard.attend import attend, explain, masked_softmax, scores, weights
 from regard.mask import Mask
 from regard.memory import Memory
 from regard.normalize import Cone, Hard, Kernel, Normalizer, Softmax, Sparsemax, Uniform
+from regard.pool.merge import merge
 from regard.score import Additive, Bilinear, Dot, Gaussian, Lift, Score
 from regard.summary import Summary, attention_map, summarize
 
@@ -22,6 +23,7 @@ __all__ = [
     "attend",
     "weights",
     "scores",
+    "merge",
     "masked_softmax",
     "explain",
     "summarize",

@@ -6,6 +6,7 @@ it: score -> mask -> normalize -> pool.
 
 import functools
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Unpack, cast, overload
 
 import jax
@@ -19,6 +20,7 @@ from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of, explicit_mesh, on_device, shard_as_queries
 from regard.pool.backend import Backend, Problem, Request
 from regard.pool.choose import Choice, choose
+from regard.pool.merge import finish_with_sink
 from regard.pool.reference import dense_weights
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Score, accumulation_dtype, require_pytree
@@ -42,6 +44,7 @@ def attend(
     value: Array | None = None,
     *,
     return_weights: Literal[False] = ...,
+    return_lse: Literal[False] = ...,
     return_lifted: Literal[False] = ...,
     **options: Unpack[Options],
 ) -> Array: ...
@@ -52,6 +55,7 @@ def attend(
     value: Array | None = None,
     *,
     return_weights: Literal[True],
+    return_lse: Literal[False] = ...,
     return_lifted: Literal[False] = ...,
     **options: Unpack[Options],
 ) -> tuple[Array, Array]: ...
@@ -62,6 +66,7 @@ def attend(
     value: Array | None = None,
     *,
     return_weights: Literal[False] = ...,
+    return_lse: Literal[False] = ...,
     return_lifted: Literal[True],
     **options: Unpack[Options],
 ) -> tuple[Array, Array]: ...
@@ -72,6 +77,7 @@ def attend(
     value: Array | None = None,
     *,
     return_weights: Literal[True],
+    return_lse: Literal[False] = ...,
     return_lifted: Literal[True],
     **options: Unpack[Options],
 ) -> tuple[Array, Array, Array]: ...
@@ -81,7 +87,19 @@ def attend(
     key: Array | Memory,
     value: Array | None = None,
     *,
+    return_weights: Literal[False] = ...,
+    return_lse: Literal[True],
+    return_lifted: Literal[False] = ...,
+    **options: Unpack[Options],
+) -> tuple[Array, Array]: ...
+@overload
+def attend(
+    query: Array,
+    key: Array | Memory,
+    value: Array | None = None,
+    *,
     return_weights: bool = ...,
+    return_lse: bool = ...,
     return_lifted: bool = ...,
     **options: Unpack[Options],
 ) -> Any: ...
@@ -95,6 +113,8 @@ def attend(
     mask: Mask | Array | None = None,
     bias: Array | None = None,
     normalize: Normalizer = Softmax(),
+    softcap: float | None = None,
+    sink: Array | float | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     implementation: str | Sequence[str] | None = None,
@@ -102,6 +122,7 @@ def attend(
     sequence_axis: str | None = None,
     query_positions: Array | None = None,
     return_weights: bool = False,
+    return_lse: bool = False,
     return_lifted: bool = False,
 ) -> Any:
     """Attention pooling: out_t = sum_s alpha(q_t, k_s) v_s.
@@ -130,6 +151,10 @@ def attend(
         mask: a Mask, or bool broadcastable to the weights; True takes part.
         bias: added to the scores, broadcastable to the weights, differentiable.
         normalize: Softmax, Sparsemax, Hard, Uniform, Kernel(f) or Cone(f).
+        softcap: c, a positive number: scores become c · tanh(a / c), within ±c. Before the bias
+            and the mask, after everything that is part of the score.
+        sink: a logit per head, (N,), or one for all: one more key, without a value, that takes
+            part in every row. With Softmax only; differentiable. An empty row is still 0.
         dropout_rate: inverted dropout on the weights, in [0, 1).
         dropout_rng: a JAX key; needed when dropout_rate > 0.
         implementation: None picks; "reference", "blockwise", "cudnn", "pallas", "ring", or a
@@ -142,12 +167,15 @@ def attend(
             Memory holds; None: the last one at its end.
         return_weights: also return the weights, (T, S), (B, T, S) or (B, N, T, S), before
             dropout. Looking never changes the output.
+        return_lse: also return the log-sum-exp of each row's scores, (T,), (B, T) or (B, N, T),
+            float32 or wider, differentiable; with Softmax only. The sink is in it; -inf for an
+            empty row without one. `merge` puts parts together by it.
         return_lifted: also return a bool scalar: whether the score's lift ran (True) or its
             definition (False), which for Additive is decided on the data.
 
     Returns:
         The output, (T, V), (B, T, V) or (B, T, N, V), in the value's dtype; a tuple with the
-        weights and the flag appended where asked for.
+        weights, the log-sum-exp and the flag appended where asked for, in this order.
 
     Raises:
         ValueError, TypeError: the rule, every array with its shape, the fix.
@@ -160,12 +188,13 @@ def attend(
     elif value is None:
         raise ValueError("attend needs query, key and value, or a query and a regard.Memory.")
     options: dict[str, Any] = dict(normalize=normalize, dropout_rate=dropout_rate)
-    options |= dict(mesh=mesh, sequence_axis=sequence_axis)
+    options |= dict(mesh=mesh, sequence_axis=sequence_axis, softcap=softcap, return_lse=return_lse)
     arrays: dict[str, Any] = dict(query=query, key=key, value=value, bias=bias)
     arrays |= {} if score is DOT else dict(score=score)
-    arrays |= dict(valid_lens=valid_lens, mask=mask, dropout_rng=dropout_rng)
+    arrays |= dict(valid_lens=valid_lens, mask=mask, sink=sink, dropout_rng=dropout_rng)
     arrays |= dict(query_positions=query_positions)
-    wanted = ("out", *("weights",) * return_weights, *("flag",) * return_lifted)
+    asked = dict(out=True, weights=return_weights, lse=return_lse, flag=return_lifted)
+    wanted = tuple(name for name, given in asked.items() if given)
     call = functools.partial(_attend, implementation=implementation, wanted=wanted, **options)
     held = [key.key] if isinstance(key, Memory) else [key, value]
     explicit = explicit_mesh(query, *held)
@@ -186,6 +215,8 @@ def weights(
     bias: Array | None = None,
     normalize: Normalizer = Softmax(),
     query_positions: Array | None = None,
+    softcap: float | None = None,
+    sink: Array | float | None = None,
     implementation: str | Sequence[str] | None = None,
 ) -> Array:
     """The weights alpha(q, k) that `attend` pools with, as a dense array.
@@ -205,6 +236,7 @@ def weights(
     """
     pipeline = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias, normalize=normalize)
     pipeline |= dict(query_positions=query_positions)
+    pipeline |= dict(softcap=softcap, sink=sink)
     problem, request = prepare(query, key, None, **cast(Any, pipeline))
     return _weights(problem, Program.of(choose(request, implementation)))
 
@@ -260,6 +292,7 @@ def explain(
     *,
     verbose: bool = False,
     return_weights: bool = False,
+    return_lse: bool = False,
     return_lifted: bool = False,
     implementation: str | Sequence[str] | None = None,
     **options: Any,
@@ -283,8 +316,9 @@ def explain(
         Two lines; with `verbose`, one for each implementation and preference.
     """
     found: list[Request] = []
-    static = ("normalize", "dropout_rate", "mesh", "sequence_axis")
+    static = ("normalize", "dropout_rate", "mesh", "sequence_axis", "softcap")
     static_options = {name: options.pop(name) for name in static if name in options}
+    static_options["return_lse"] = return_lse
     device = device_of(query, key, value)
     if isinstance(options.get("score"), Score):
         require_pytree(options["score"])
@@ -326,25 +360,36 @@ def _attend(
 ) -> Any:
     problem, request = prepare(query, key, value, **options)
     program = Program.of(choose(request, implementation))
-    out, lifted = _pool(problem, program)
+    out, lse, lifted = _pool(problem, program)
     if len(wanted) == 1:
         return out
-    results = dict(out=out, flag=lifted)
+    results = dict(out=out, lse=lse, flag=lifted)
     if "weights" in wanted:  # a program of its own: looking cannot change what is pooled
         results["weights"] = _weights(problem, program)
     return tuple(results[name] for name in wanted)
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _pool(problem: Problem, program: Program) -> tuple[Array, Array]:
-    """score -> mask -> normalize -> pool. Returns the output and whether the lift ran."""
+def _pool(problem: Problem, program: Program) -> tuple[Array, Array | None, Array]:
+    """score -> mask -> normalize -> pool. Returns the output, the log-sum-exp where it is needed,
+    and whether the lift ran.
+    """
     axes, value = problem.axes, cast(Array, problem.value)
-    if axes.empty() or axes.V == 0:
-        zeros = jnp.zeros((axes.B, axes.N, axes.T, axes.V), value.dtype)
-        return axes.callers(zeros), jnp.array(False)
-    with on_device(program.device):
-        out, lifted = program.backend.pool(problem, program.settings)
-    return axes.callers(problem.spoiled(out)), lifted
+    rows, lifted = (axes.B, axes.N, axes.T), jnp.array(False)
+    out: Any = jnp.zeros((*rows, axes.V), value.dtype)
+    if problem.lse:
+        out = (out, jnp.full(rows, -jnp.inf, accumulation_dtype(problem.query.dtype)))
+    if not axes.empty() and (axes.V > 0 or problem.lse):
+        if axes.V == 0:  # backends pool at least one column
+            column = jnp.zeros((*value.shape[:3], 1), value.dtype)
+            problem = replace(problem, value=column, axes=replace(axes, V=1))
+        with on_device(program.device):
+            out, lifted = program.backend.pool(problem, program.settings)
+    if not problem.lse:
+        return axes.callers(problem.spoiled(out)), None, lifted
+    out, lse = finish_with_sink(out, problem.sink, value.dtype)
+    out, lse = problem.spoiled(out[..., : axes.V]), problem.spoiled(lse)
+    return axes.callers(out), axes.callers_pairs(lse), lifted
 
 
 @functools.partial(jax.jit, static_argnums=1)

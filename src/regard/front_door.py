@@ -4,9 +4,11 @@ Whatever passes here is well formed, and inner code does not check again. Each r
 rule, what arrived with every shape, and the fix.
 """
 
+import math
 from typing import Any, TypedDict, cast
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from regard.dropout import seed_words
@@ -18,7 +20,7 @@ from regard.pool.backend import Problem, Request
 from regard.pool.sequence_axis import SequenceAxis
 from regard.score.contract import Score, promote, require_pytree
 from regard.score.dot import Dot
-from regard.shapes import Axes, check
+from regard.shapes import Axes, check, shape_error
 
 DOT = Dot()  # the default: known from a dot product that the caller asked for
 
@@ -32,6 +34,8 @@ class Pipeline(TypedDict, total=False):
     bias: Array | None
     normalize: Normalizer
     query_positions: Array | None
+    softcap: float | None
+    sink: Array | float | None
 
 
 def prepare(
@@ -44,6 +48,9 @@ def prepare(
     mask: Mask | Array | None = None,
     bias: Array | None = None,
     normalize: Normalizer = Softmax(),
+    softcap: float | None = None,
+    sink: Array | float | None = None,
+    return_lse: bool = False,
     dropout_rate: float = 0.0,
     dropout_rng: Array | None = None,
     mesh: Any = None,
@@ -79,6 +86,8 @@ def prepare(
         if not axes.empty():
             visible, non_empty = allowed.visible_keys(axes), allowed.seeing_queries(axes)
     bias = None if bias is None else _canonical_bias(jnp.asarray(bias), axes)
+    softcap, sink = check_terms(softcap, sink, return_lse, normalize, axes)
+    lse = return_lse or sink is not None
     seed = _seed(dropout_rate, dropout_rng)
     dtype = promote(query.dtype, key.dtype)
     arrays = (query, key, value, allowed, bias, score)
@@ -93,6 +102,9 @@ def prepare(
         mask=cast(MaskFacts, allowed.facts),
         device=device or device_of(*arrays),
         sequence=sequence,
+        softcap=softcap is not None,
+        sink=sink is not None,
+        lse=lse,
     )
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
     problem = Problem(
@@ -109,6 +121,9 @@ def prepare(
         float(dropout_rate) if seed is not None else 0.0,
         axes,
         lost,
+        sink=sink,
+        softcap=softcap,
+        lse=lse,
     )
     return problem, request
 
@@ -139,6 +154,51 @@ def _check_parts(score: Score, normalize: Normalizer, axes: Axes, query: Array, 
             f"{list(query.shape)}, key {list(key.shape)}. Fix: a first axis of "
             f"{axes.N if axes.rank == 4 else 'no heads'}, or parameters shared by all heads."
         )
+
+
+def check_terms(
+    softcap: float | None,
+    sink: Array | float | None,
+    return_lse: bool,
+    normalize: Normalizer,
+    axes: Axes,
+) -> tuple[float | None, Array | None]:
+    """softcap= as a number and sink= as an array, () or (N,); both checked, and return_lse= too."""
+    if softcap is not None:
+        number = isinstance(softcap, int | float | np.number) and not isinstance(softcap, bool)
+        if not number or not 0 < softcap < math.inf:
+            raise ValueError(
+                "softcap must be a positive number, known before the call is traced. Got "
+                f"{softcap!r}. Fix: softcap=30.0, or None for none."
+            )
+        if not normalize.uses_scores:
+            name = type(normalize).__name__
+            raise ValueError(f"softcap caps scores, and {name} uses none. Fix: drop softcap=.")
+        softcap = float(softcap)
+    asked = [name for name, given in (("sink", sink), ("return_lse", return_lse)) if _given(given)]
+    if asked and type(normalize) is not Softmax:
+        raise ValueError(
+            f"{' and '.join(asked)}: a sink and a log-sum-exp exist for normalize=Softmax() only. "
+            f"Got {normalize!r}."
+        )
+    if sink is None:
+        return softcap, None
+    sink = jnp.asarray(sink)
+    if not jnp.issubdtype(sink.dtype, jnp.floating):
+        raise TypeError(
+            f"sink must be floating point: it is a score. Got sink {list(sink.shape)} of dtype "
+            f"{sink.dtype}. Fix: sink.astype(jnp.float32)."
+        )
+    if sink.shape not in ((), (axes.N,)):
+        arrays = dict(sink=sink)
+        raise shape_error(
+            f"sink must be one number, or one for each of the N = {axes.N} heads", arrays, axes, ""
+        )
+    return softcap, sink
+
+
+def _given(value: Any) -> bool:
+    return value is not None and value is not False
 
 
 def _per_key_head(visible: Array | None, axes: Axes) -> Array | None:

@@ -149,7 +149,7 @@ def shard_as_queries(
     Args:
         arrays: trees by name, "query" and "key" among them; leaves that are no JAX arrays pass
             unchanged.
-        results: "out", "weights" or "flag" for each result of `call`.
+        results: "out", "weights", "lse" or "flag" for each result of `call`.
     """
     key = arrays["key"]  # or a Memory of keys
     rank, spec, of_keys = (
@@ -160,6 +160,7 @@ def shard_as_queries(
     batch = (spec[0] or of_keys[0],) if rank > 2 else ()
     rows, heads = spec[rank - 2 if rank < 4 else 1], spec[2:3] if rank == 4 else ()
     specs = dict(out=(*batch, rows, *heads, None), weights=(*batch, *heads, rows, None), flag=())
+    specs["lse"] = (*batch, *heads, rows)
     shardings = tuple(NamedSharding(mesh, PartitionSpec(*specs[name])) for name in results)
     leaves, flat = jax.tree.flatten(arrays)
     structure: Any = flat

@@ -25,6 +25,7 @@ from regard.pool.blockwise import (
     visited_blocks,
 )
 from regard.pool.layout import forced_tiling
+from regard.pool.merge import sink_rows, with_sink
 from regard.pool.score_plan import ScorePath, ScorePlan
 from regard.pool.xla_tiles import TilePlan, Tiles, join, make_operands
 from regard.score.additive import LiftPolicy, lift_policy
@@ -69,7 +70,7 @@ def summarize(query: Array, key: Array | Memory, **pipeline: Unpack[Pipeline]) -
 
     Args:
         query, key: as in `attend`.
-        pipeline: score, valid_lens, mask, bias and normalize, as in `attend`.
+        pipeline: score, valid_lens, mask, bias, normalize, softcap and sink, as in `attend`.
     """
     problem, request = prepare(query, key, None, **pipeline)
     return _summarize(problem, _settings(request), lift_policy())
@@ -95,7 +96,7 @@ def attention_map(
     Args:
         query, key: as in `attend`.
         resolution: (rows, columns) at most.
-        pipeline: score, valid_lens, mask, bias and normalize, as in `attend`.
+        pipeline: score, valid_lens, mask, bias, normalize, softcap and sink, as in `attend`.
 
     Returns:
         (rows, columns), with the weights' leading axes (), (B,) or (B, N).
@@ -255,7 +256,12 @@ def _visit_tiles(
         tiled = TiledPass.of(problem, path, settings.sizes, settings.device.platform)
         plan, operands, allowed = tiled.lay(make_operands(problem, path), problem.allowed)
         bounds = visited_blocks(plan, allowed)
-        weights_of = _smooth_weights if smooth else _weights
+        weights_of, sinks = _smooth_weights if smooth else _weights, None
+        if problem.sink is not None:  # per query, as stats lie: [groups, Z, rows, 1]
+            length = plan.query_blocks * plan.tiling.block_q
+            shape = (problem.axes.B, problem.axes.N, length)
+            rows = jnp.broadcast_to(sink_rows(problem.sink).astype(plan.wide), shape)
+            sinks = rows.reshape(plan.groups, *plan.lead, length, 1)
 
         def group(index: Array) -> Any:
             tiles = Tiles(plan, operands, allowed, None, index)
@@ -264,7 +270,11 @@ def _visit_tiles(
             def one(carry: Any, iq: Array) -> Any:
                 _, stats = pool_query_block(constant, bounds, iq)
                 stats = jax.tree.map(lambda a: a[..., None], stats)  # [Z, q, 1]
-                sweep = weights_of(tiles, bounds, iq, stats)
+                own = None
+                if sinks is not None:
+                    size = plan.tiling.block_q
+                    own = lax.dynamic_slice_in_dim(sinks[index], iq * size, size, -2)
+                sweep = weights_of(tiles, bounds, iq, stats, own)
                 return query_block(tiles, sweep, iq, carry)
 
             blocks = jnp.arange(plan.query_blocks, dtype=jnp.int32)
@@ -278,18 +288,19 @@ def _visit_tiles(
 
 
 def _weights(
-    tiles: Tiles, bounds: tuple[Array, Array] | None, iq: Array, stats: Any
+    tiles: Tiles, bounds: tuple[Array, Array] | None, iq: Array, stats: Any, sink: Array | None
 ) -> Callable[[Callable, Any], Any]:
     """sweep(look, carry) over the tiles of one block of queries; tiles without a visible pair are
     left out.
     """
     query = tiles.open_query(tiles.expansion, tiles.query_block(iq))
-    sweep = sweeper(tiles, bounds, iq, query)
+    sweep, normalize = sweeper(tiles, bounds, iq, query), tiles.plan.normalize
+    share = None if sink is None else with_sink(normalize.log_sum(stats, stats[1:]), sink)[0]
 
     def visit(look: Callable, carry: Any) -> Any:
         def step(carry: Any, scores: Array, allowed: Array | None, ik: Array) -> Any:
-            keys = tiles.key_indices(ik)
-            return look(carry, tiles.plan.normalize.recall(stats, scores, allowed, keys), ik)
+            alpha = normalize.recall(stats, scores, allowed, tiles.key_indices(ik))
+            return look(carry, alpha if share is None else alpha * share, ik)
 
         return sweep(step, carry)
 
@@ -297,7 +308,7 @@ def _weights(
 
 
 def _smooth_weights(
-    tiles: Tiles, bounds: tuple[Array, Array] | None, iq: Array, stats: Any
+    tiles: Tiles, bounds: tuple[Array, Array] | None, iq: Array, stats: Any, sink: Array | None
 ) -> Callable[[Callable, Any], Any]:
     """The same by loops of fixed length; the weights are functions of the scores to any order."""
     from regard.pool.derivatives import sum_over_blocks  # for derivatives only
@@ -312,6 +323,9 @@ def _smooth_weights(
 
     totals = sum_over_blocks(summed, plan.key_blocks, tiles.everything())
     factors = normalize.factors(stats, totals)  # [Z, q, 1]
+    if sink is not None:
+        share = with_sink(normalize.log_sum(stats, totals), sink)[0]
+        factors = tuple(factor * share for factor in factors)
 
     def visit(look: Callable, carry: Any) -> Any:
         @functools.partial(jax.checkpoint, prevent_cse=False)

@@ -62,6 +62,12 @@ CASES = on_every_backend(
         Case(bias=(2, 1, 19, 37), regime=regime)
         for regime in ("sparsemax", "kernel", "hard, straight through")
     ]
+    # A soft cap, with every regime that has scores; a sink; both with a bias.
+    + [Case(softcap=1.5, regime=regime, mask=WORST) for regime in DISTINCT if regime != "uniform"]
+    + [Case(softcap=0.7, score=score) for score in ("gaussian", "additive", "bilinear per head")]
+    + [Case(sink=True, mask=mask) for mask in ("none", "everything", "no keys at all")]
+    + [Case(sink=True, dtype="bfloat16"), Case(sink=True, sizes=Sizes(B=None, N=None, K=None))]
+    + [Case(sink=True, softcap=2.0, bias=(4, 1, 37), dtype="float64", mask=WORST)]
     + [
         Case(bias=(19, 37), sizes=Sizes(N=None, K=None)),
         Case(bias=(1, 37), mask="none", sizes=Sizes(B=None, N=None, K=None)),

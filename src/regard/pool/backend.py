@@ -39,6 +39,10 @@ class Problem:
         bias: [B|1, N|1, T|1, S|1]; None is zero.
         seed: two uint32 words for dropout; None means none.
         lost: [B, T] bool, queries whose keys a memory could not keep; None means none.
+        sink: a logit [N], or one number; None means none. attend.py applies it to a backend's
+            output and log-sum-exp.
+        softcap: see `attend`; None means none.
+        lse: whether `pool` returns the log-sum-exp of each row too.
     """
 
     query: Array
@@ -54,6 +58,9 @@ class Problem:
     dropout_rate: float = field(metadata=dict(static=True))
     axes: Axes = field(metadata=dict(static=True))
     lost: Array | None = None
+    sink: Array | None = None
+    softcap: float | None = field(default=None, metadata=dict(static=True))
+    lse: bool = field(default=False, metadata=dict(static=True))
 
     def spoiled(self, found: Array) -> Array:
         """[B, N, T, ...], NaN for queries that lost keys."""
@@ -61,6 +68,14 @@ class Problem:
             return found
         B, T = self.lost.shape
         return jnp.where(self.lost.reshape(B, 1, T, *(1,) * (found.ndim - 3)), jnp.nan, found)
+
+    @property
+    def out_dtype(self) -> np.dtype:
+        """Of a backend's output: the value's, or wide where a sink is still to be applied."""
+        assert self.value is not None
+        if self.sink is None:
+            return self.value.dtype
+        return accumulation_dtype(self.query.dtype, self.value.dtype)
 
     def zeroed(self) -> "Problem":
         """A copy in which keys and values that every query masks (not `visible`) are zero, and so
@@ -98,7 +113,7 @@ def _zero_rows_forward(keep: Array, array: Array) -> Array:
 _zero_rows_forward.defjvp(lambda primals, tangents: (_zero_rows_forward(*primals), tangents[1]))
 
 
-Pool = Callable[[Problem], tuple[Array, Array]]  # to the output, and whether the lift ran
+Pool = Callable[[Problem], tuple[Any, Array]]  # to the output, and whether the lift ran
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -131,6 +146,8 @@ class Request:
         dtype: of query and key, after promotion.
         value_dtype: None where only the weights are asked for.
         sequence: the mesh axis that shards the sequence; None: it is whole.
+        softcap, sink, lse: whether scores are capped, there is a sink, and the log-sum-exp of each
+            row is needed, for a sink or for the caller.
     """
 
     axes: Axes
@@ -143,6 +160,9 @@ class Request:
     mask: MaskFacts = field(default_factory=MaskFacts)
     device: Device = field(default_factory=device_of)
     sequence: SequenceAxis | None = None
+    softcap: bool = False
+    sink: bool = False
+    lse: bool = False
 
     @property
     def pairs(self) -> int:
@@ -228,8 +248,12 @@ class Backend:
         """What the compiled program depends on besides the problem: part of the jit cache's key."""
         return None
 
-    def pool(self, problem: Problem, settings: Any) -> tuple[Array, Array]:
-        """The output, [B, N, T, V], and whether the lift ran (bool scalar). No axis is empty."""
+    def pool(self, problem: Problem, settings: Any) -> tuple[Any, Array]:
+        """The output, [B, N, T, V], and whether the lift ran (bool scalar). No axis is empty.
+
+        Where `problem.lse`, instead of the output: (output in `problem.out_dtype`, log-sum-exp
+        [B, N, T], -inf for an empty row), without the sink.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not define pool(problem, settings)")
 
     def scores(self, problem: Problem, settings: Any) -> Array:

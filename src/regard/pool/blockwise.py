@@ -20,7 +20,7 @@ from regard.placement import Device, vary_as
 from regard.pool.backend import Backend, Problem, Request
 from regard.pool.layout import Layout, forced_tiling
 from regard.pool.score_plan import ScorePlan
-from regard.pool.tile import block_bounds
+from regard.pool.tile import block_bounds, soft_cap_slope
 from regard.pool.xla_tiles import (
     Operands,
     TilePlan,
@@ -56,7 +56,7 @@ class Blockwise(Backend):
     def settings(self, request: Request) -> Settings:
         return Settings(forced_tiling(), request.device)
 
-    def pool(self, problem: Problem, settings: Settings) -> tuple[Array, Array]:
+    def pool(self, problem: Problem, settings: Settings) -> tuple[Any, Array]:
         problem, platform = problem.zeroed(), settings.device.platform
         plan = ScorePlan.of(problem)
         passes = [
@@ -385,8 +385,8 @@ def _backward_over_keys(
     def body(ik: Array, carry: Any) -> Any:
         d_query, ((d_score, d_bias), (d_key, d_value, d_expansion)) = carry
         key, pull_key = jax.vjp(tiles.open_key, tiles.expansion, tiles.key_block(ik))
-        scores = tiles.pair_flipped(tiles.score, query, key)
-        scores, allowed = tiles.finish_scores(scores, iq, ik, flipped=True)
+        raw = tiles.pair_flipped(tiles.score, query, key)
+        scores, allowed = tiles.finish_scores(raw, iq, ik, flipped=True)
         keys = tiles.key_indices(ik, flipped=True)
         weights = normalize.recall(flipped, scores, allowed, keys)
         keep = tiles.keep_block(iq, ik, flipped=True)
@@ -397,7 +397,9 @@ def _backward_over_keys(
             d_weights = d_weights if keep is None else d_weights * keep
             slope = normalize.slope(flipped, scores, allowed, keys)
             d_scores = slope * (d_weights if base is None else d_weights - base)
-            score_part, query_part, key_opened = tiles.pair_back(tiles.score, query, key, d_scores)
+            cap = tiles.plan.softcap
+            d_raw = d_scores if cap is None else d_scores * soft_cap_slope(raw, cap)
+            score_part, query_part, key_opened = tiles.pair_back(tiles.score, query, key, d_raw)
             key_opened = jax.tree.map(lambda d, x: d.astype(x.dtype), key_opened, key)
             expansion_part, key_part = pull_key(key_opened)
             add = functools.partial(jax.tree.map, jnp.add)

@@ -198,6 +198,11 @@ def _lacks(request: Request) -> Iterator[str]:
         yield "draws its own random numbers for dropout, not the ones every other backend draws"
     if request.bias:
         yield "takes no bias= here"
+    if request.softcap:
+        yield "has no softcap="
+    if request.lse:
+        what = "sink=" if request.sink else "return_lse="
+        yield f"gives no log-sum-exp that can be differentiated, which {what} needs"
     yield from _mask_lacks(request.mask, axes)
     if axes.empty():
         return

@@ -42,7 +42,7 @@ class Layout:
 
     Attributes:
         axes: of the call.
-        normalize, dropout_rate: of the call.
+        normalize, dropout_rate, softcap: of the call.
         compute: the dtype of query and key.
         width: how many floats the score's definition holds per pair; 1 for a lift.
         lifted: whether there is a lift.
@@ -63,6 +63,7 @@ class Layout:
     sizes: Tiling | None
     platform: str
     whole_batch: bool = False
+    softcap: float | None = None
 
     @classmethod
     def of(cls, problem: Problem, path: ScorePath, sizes: Tiling | None, platform: str) -> Self:
@@ -81,6 +82,7 @@ class Layout:
             wide_features=path.lift is not None and path.lift.expansion is not None,
             sizes=sizes,
             platform=platform,
+            softcap=problem.softcap,
         )
 
     def lay(self, operands: Operands, allowed: Allowed) -> tuple[TilePlan, Operands, Allowed]:
@@ -103,6 +105,7 @@ class Layout:
             tiling=_fit(sizes, axes),
             normalize=self.normalize,
             dropout_rate=self.dropout_rate,
+            softcap=self.softcap,
             lifted=self.lifted,
             wide=wide,
             product=product_dtype(self.platform, self.compute, wide),

@@ -91,6 +91,8 @@ class Pallas(Backend):
             )
         if not isinstance(request.normalize, Softmax):
             return f"the kernels know Softmax only, not {type(request.normalize).__name__}"
+        if request.softcap:
+            return "the kernels have no softcap="
         if request.bias:
             return "the kernels take no bias= per pair of query and key"
         for dtype in (request.dtype, request.value_dtype or request.dtype):

@@ -10,6 +10,8 @@ from jax import Array
 
 from regard.dropout import keep_scale
 from regard.pool.backend import Backend, Problem, Request
+from regard.pool.merge import log_sum_exp, sink_rows, with_sink
+from regard.pool.tile import soft_cap
 from regard.score.contract import accumulation_dtype, matmul_precision, repeat_heads
 
 
@@ -29,25 +31,36 @@ class Reference(Backend):
             )
         return f"dense, {request.pairs:,} weights at once; scores by definition"
 
-    def pool(self, problem: Problem, settings: Any) -> tuple[Array, Array]:
+    def pool(self, problem: Problem, settings: Any) -> tuple[Any, Array]:
         problem = problem.zeroed()
-        weights = dense_weights(problem, self.scores(problem, settings))
-        out = pool_dense(problem, weights)
-        return out.astype(cast(Array, problem.value).dtype), jnp.array(False)
+        scores, allowed = masked_scores(problem, self.scores(problem, settings))
+        out = pool_dense(problem, problem.normalize(scores, allowed)).astype(problem.out_dtype)
+        found = (out, log_sum_exp(scores)) if problem.lse else out
+        return found, jnp.array(False)
 
     def scores(self, problem: Problem, settings: Any) -> Array:
         return problem.score.scores(problem.query, repeat_heads(problem.key, problem.query))
 
 
 def dense_weights(problem: Problem, scores: Array) -> Array:
-    """Scores, bias, mask and regime -> weights, [B, N, T, S], before dropout."""
+    """Scores, bias, mask, regime and sink -> weights, [B, N, T, S], before dropout."""
+    scores, allowed = masked_scores(problem, scores)
+    weights = problem.normalize(scores, allowed)
+    if problem.sink is None:
+        return weights
+    return weights * with_sink(log_sum_exp(scores), sink_rows(problem.sink))[0][..., None]
+
+
+def masked_scores(problem: Problem, scores: Array) -> tuple[Array, Array | None]:
+    """Scores capped, with the bias, and -inf where masked; and the mask."""
+    scores = soft_cap(scores, problem.softcap)
     if problem.bias is not None:
         scores = scores + problem.bias.astype(scores.dtype)
     allowed = problem.allowed.dense(problem.axes)
     if allowed is not None:
         allowed = jnp.broadcast_to(allowed, scores.shape)
         scores = jnp.where(allowed, scores, -jnp.inf)
-    return problem.normalize(scores, allowed)
+    return scores, allowed
 
 
 def pool_dense(problem: Problem, weights: Array) -> Array:

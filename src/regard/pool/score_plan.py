@@ -124,7 +124,7 @@ class ScorePlan(NamedTuple):
         branch: bool,
         sharded: bool = True,
         like: Any = (),
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Any, Array]:
         """Pools by one pass, given with its operands, for each path.
 
         Args:
@@ -132,10 +132,10 @@ class ScorePlan(NamedTuple):
             like: arrays besides the inputs over whose mesh axes the result varies.
 
         Returns:
-            The output, [B, N, T, V], in the value's dtype, and whether the lift ran.
+            As `Backend.pool`.
         """
-        dtype = cast(Array, problem.value).dtype
-        static = Passes(tuple(one for one, _ in passes), device, dtype, branch, sharded)
+        every = tuple(one for one, _ in passes)
+        static = Passes(every, device, problem.out_dtype, branch, sharded, problem.lse)
         operands = tuple(one for _, one in passes)
         inputs = (operands, problem.allowed, problem.seed, self.in_range)
         return pool_by(static, *vary_as(inputs, (inputs, like))), self.lift_ran()

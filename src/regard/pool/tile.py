@@ -13,6 +13,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 
+def soft_cap(scores: Array, cap: float | None) -> Array:
+    """cap · tanh(scores / cap): scores stay within ±cap. None changes nothing."""
+    return scores if cap is None else cap * jnp.tanh(scores / cap)
+
+
+def soft_cap_slope(scores: Array, cap: float) -> Array:
+    """The derivative of `soft_cap`, given the scores before it."""
+    return 1.0 - jnp.square(jnp.tanh(scores / cap))
+
+
 def block_bounds(
     start: Array | None,
     end: Array | None,

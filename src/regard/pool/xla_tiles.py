@@ -20,7 +20,7 @@ from regard.mask import Allowed
 from regard.normalize import Normalizer
 from regard.pool.backend import Problem
 from regard.pool.score_plan import ScorePath
-from regard.pool.tile import visible_pairs
+from regard.pool.tile import soft_cap, visible_pairs
 from regard.score.contract import (
     Expansion,
     Score,
@@ -47,6 +47,7 @@ class TilePlan:
     tiling: Tiling
     normalize: Normalizer
     dropout_rate: float
+    softcap: float | None
     lifted: bool
     wide: np.dtype  # of scores, softmax and sums
     product: np.dtype  # of the operands of matrix products
@@ -113,7 +114,8 @@ def make_operands(problem: Problem, path: ScorePath) -> Operands:
     lift = path.lift
     if lift is not None:
         # A constant per query changes nothing where only differences of scores count.
-        constant = None if problem.normalize.shift_invariant else lift.query_bias
+        unseen = problem.normalize.shift_invariant and problem.softcap is None
+        constant = None if unseen else lift.query_bias
         query = (lift.query, None if constant is None else constant[..., None])
         key = (lift.key, None if lift.key_bias is None else lift.key_bias[..., None])
         return Operands(None, lift.expansion, query, key, problem.value, problem.bias)
@@ -259,8 +261,9 @@ class Tiles:
     def finish_scores(
         self, scores: Array, iq: Array, ik: Array, flipped: bool = False
     ) -> tuple[Array, Array | None]:
-        """Adds the bias; -inf where masked. Returns scores and the tile's mask."""
+        """Caps scores and adds the bias; -inf where masked. Returns scores and the tile's mask."""
         tiling, fit = self.plan.tiling, self._flip if flipped else self._spread
+        scores = soft_cap(scores, self.plan.softcap)
         if self.bias is not None:
             bias = _block(_block(self.bias, 2, iq, tiling.block_q), 3, ik, tiling.block_k)
             scores = scores + fit(bias.astype(scores.dtype))
