@@ -14,8 +14,8 @@ def intermediates(jaxpr):
 
 
 def insides(equation):
-    """The jaxprs inside an equation; for regard's linear map, of what it runs when lowered."""
-    if equation.primitive.name == "regard_linear_map":
+    """The jaxprs inside an equation; for regard's tangents, of what they run when lowered."""
+    if equation.params.get("jaxpr") is None and equation.primitive.name == "regard_linear_map":
         shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in equation.invars]
         yield jax.make_jaxpr(equation.params["map"].apply)(*shapes).jaxpr
     for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):

@@ -225,13 +225,21 @@ linear_map = jax.extend.core.Primitive("regard_linear_map")
 linear_map.multiple_results = True
 
 
+def _bind(*leaves: Array, map: LinearMap) -> list[Array]:
+    """A backward pass is traced here, so that JAX can see what is in it; a forward one only where
+    it is not transposed.
+    """
+    jaxpr = jax.make_jaxpr(map.apply)(*leaves) if map.transposed else None
+    return linear_map.bind(*leaves, map=map, jaxpr=jaxpr)
+
+
 def tangents_of(static: "Passes", residuals: Residuals, tangents: Any) -> list[Array]:
     """Tangents of the outputs, given those of the operands."""
     leaves, structure = jax.tree.flatten(residuals)
     one = LinearMap(static, structure)
     places = one.linear_places(leaves)[0]
     given = jax.tree.leaves(tangents)
-    return linear_map.bind(*leaves, *(given[one.places()[0].index(at)] for at in places), map=one)
+    return _bind(*leaves, *(given[one.places()[0].index(at)] for at in places), map=one)
 
 
 def zero_tangents(tree: Any) -> Any:
@@ -246,12 +254,14 @@ def zero_tangents(tree: Any) -> Any:
 
 
 @linear_map.def_impl
-def _run(*leaves: Array, map: LinearMap) -> list[Array]:
-    return map.apply(*leaves)
+def _run(*leaves: Array, map: LinearMap, jaxpr: Any) -> list[Array]:
+    if jaxpr is None:
+        return map.apply(*leaves)
+    return jax.extend.core.jaxpr_as_fun(jaxpr)(*leaves)
 
 
 @linear_map.def_abstract_eval
-def _abstract(*leaves: Any, map: LinearMap) -> list[Any]:
+def _abstract(*leaves: Any, map: LinearMap, jaxpr: Any) -> list[Any]:
     residuals, _ = map.split(leaves)
     operands, outs = map.linear_places(residuals)
     return [residuals[place] for place in (operands if map.transposed else outs)]
@@ -260,15 +270,15 @@ def _abstract(*leaves: Any, map: LinearMap) -> list[Any]:
 mlir.register_lowering(linear_map, mlir.lower_fun(_run, multiple_results=True))
 
 
-def _differentiate(primals: Any, tangents: Any, *, map: LinearMap) -> tuple[list, list]:
+def _differentiate(primals: Any, tangents: Any, *, map: LinearMap, jaxpr: Any) -> tuple[list, list]:
     """Linear in its linear input; the derivative with respect to the residuals is smooth code."""
-    out = linear_map.bind(*primals, map=map)
+    out = _bind(*primals, map=map)
     residuals, linear = map.split(primals)
     d_residuals, d_linear = map.split(tangents)
     parts = []
     if not all(type(d) is ad.Zero for d in d_linear):
         filled = [ad.instantiate_zeros(d) for d in d_linear]
-        parts.append(linear_map.bind(*residuals, *filled, map=map))
+        parts.append(_bind(*residuals, *filled, map=map))
     moved = [at for at in map.linear_places(residuals)[0] if type(d_residuals[at]) is not ad.Zero]
     if moved:
 
@@ -288,10 +298,10 @@ def _differentiate(primals: Any, tangents: Any, *, map: LinearMap) -> tuple[list
 ad.primitive_jvps[linear_map] = _differentiate
 
 
-def _transpose(cotangents: Any, *leaves: Any, map: LinearMap) -> list[Any]:
+def _transpose(cotangents: Any, *leaves: Any, map: LinearMap, jaxpr: Any) -> list[Any]:
     residuals, linear = map.split(leaves)
     filled = [ad.instantiate_zeros(one) for one in cotangents]
-    found = linear_map.bind(*residuals, *filled, map=map._replace(transposed=not map.transposed))
+    found = _bind(*residuals, *filled, map=map._replace(transposed=not map.transposed))
     nothing = [None] * len(residuals)
     return nothing + [
         d if ad.is_undefined_primal(x) else None for d, x in zip(found, linear, strict=True)
@@ -301,10 +311,10 @@ def _transpose(cotangents: Any, *leaves: Any, map: LinearMap) -> list[Any]:
 ad.primitive_transposes[linear_map] = _transpose
 
 
-def _batch(axis: Any, leaves: Any, at: Any, *, map: LinearMap) -> tuple[list, list[int]]:
+def _batch(axis: Any, leaves: Any, at: Any, *, map: LinearMap, jaxpr: Any) -> tuple[list, list[int]]:
     """Linear inputs, operands and outputs are all mapped, the other residuals where they were."""
     if all(dim is None for dim in at):
-        found = linear_map.bind(*leaves, map=map)
+        found = _bind(*leaves, map=map)
         return found, [None] * len(found)
 
     def first(leaf: Array, dim: int | None, needed: bool) -> tuple[Array, int | None]:
@@ -323,7 +333,7 @@ def _batch(axis: Any, leaves: Any, at: Any, *, map: LinearMap) -> tuple[list, li
     given = tuple(leaf for leaf, _ in moved)
     where = tuple(dim for _, dim in moved[: map.structure.num_leaves])
     one = Mapped(axis.size, axis.spmd_name, where)
-    found = linear_map.bind(*given, map=map._replace(mapped=(*map.mapped, one)))
+    found = _bind(*given, map=map._replace(mapped=(*map.mapped, one)))
     return found, [0] * len(found)
 
 
