@@ -1,5 +1,6 @@
 """Run by test_ring.py in a process with 8 virtual CPU devices: the ring beside the definition."""
 
+import dataclasses
 import re
 import sys
 
@@ -28,6 +29,14 @@ def additive(scale):
 
 
 CAUSAL = dict(mask=regard.Mask.causal())
+
+
+def packed(*lengths):
+    """Three segments, each array with borders of its own."""
+    ids = [jnp.sort(jnp.asarray(rng.integers(0, 3, length), jnp.int32)) for length in lengths]
+    return regard.Mask.segments(*ids)
+
+
 CASES = {
     "dot": (64, 64, {}),
     "odd lengths, one example empty": (61, 37, dict(valid_lens=jnp.array([30, 0]))),
@@ -47,6 +56,18 @@ CASES = {
     "bilinear": (33, 40, dict(score=regard.Bilinear(draw(6, 6)))),
     "additive": (33, 40, dict(score=additive(0.3))),
     "additive, out of the lift's range": (33, 40, dict(score=additive(40.0))),
+    "packed segments, causal": (61, 61, dict(mask=packed(61) & regard.Mask.causal())),
+    "segments, window, sink, soft cap and dropout": (
+        50,
+        37,
+        dict(
+            mask=packed(50, 37) & regard.Mask.window(19, 13),
+            softcap=1.5,
+            sink=draw(N),
+            dropout_rate=0.25,
+            dropout_rng=jax.random.key(7),
+        ),
+    ),
     "kernel": (33, 40, dict(normalize=regard.Kernel(jax.nn.softplus))),
     "cone, causal": (40, 40, dict(normalize=regard.Cone(jax.nn.softplus), **CAUSAL)),
     "uniform": (33, 40, dict(normalize=regard.Uniform(), valid_lens=jnp.array([12, 40]))),
@@ -60,6 +81,7 @@ INSIDE = {
     "causal, odd shares, inside": (40, 56, CAUSAL),
     "gaussian, inside": (40, 48, dict(score=regard.Gaussian(1.3), valid_lens=jnp.array([45, 7]))),
     "additive, inside": (32, 40, dict(score=additive(0.3))),
+    "segments, inside": (48, 48, dict(mask=packed(48), softcap=1.5)),
 }
 
 
@@ -67,16 +89,19 @@ def inside(mesh):
     """attend, called on shares inside a shard_map that a user wrote."""
     rows, whole = P(None, "seq"), P()
 
-    def attend(*arrays, score, valid_lens=None, **settings):
-        def on_shares(score, lens, *shares):
+    def attend(*arrays, score, valid_lens=None, mask=None, **settings):
+        ids = () if mask is None else mask.segment_ids
+
+        def on_shares(score, lens, ids, *shares):
+            own = mask if mask is None else dataclasses.replace(mask, segment_ids=ids)
             return regard.attend(
-                *shares, score=score, valid_lens=lens, **settings, sequence_axis="seq"
+                *shares, score=score, valid_lens=lens, mask=own, **settings, sequence_axis="seq"
             )
 
         lens = rows if valid_lens is not None and valid_lens.ndim > 1 else whole
-        specs = (whole, lens, rows, rows, rows)
+        specs = (whole, lens, P("seq"), rows, rows, rows)
         shared = jax.shard_map(on_shares, mesh=mesh, in_specs=specs, out_specs=rows)
-        return shared(score, valid_lens, *arrays)
+        return shared(score, valid_lens, ids, *arrays)
 
     return attend
 
@@ -85,12 +110,17 @@ def compare(name, mesh, batch):
     T, S, settings = (CASES | INSIDE)[name]
     arrays = draw(B, T, N, 6), draw(B, S, K, 6), draw(B, S, K, 3)
     cotangent = draw(B, T, N, 3)
-    score = settings.get("score", regard.Dot())
+    score = settings.get("score", regard.Dot()), settings.get("sink")
 
     def run(score, arrays, attend=regard.attend, **how):
         def loss(score, arrays):
-            out = attend(*arrays, **{**settings, "score": score}, **how)
-            return jnp.sum(out * cotangent), out
+            given = {**settings, "score": score[0]}
+            if score[1] is None:
+                out = attend(*arrays, **given, **how)
+                return jnp.sum(out * cotangent), out
+            given |= dict(sink=score[1], return_lse=True)
+            out, lse = attend(*arrays, **given, **how)
+            return jnp.sum(out * cotangent) + jnp.sum(jnp.sin(lse)), (out, lse)
 
         (_, out), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(score, arrays)
         return out, grads

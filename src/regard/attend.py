@@ -160,7 +160,7 @@ def attend(
         implementation: None picks; "reference", "blockwise", "cudnn", "pallas", "ring", or a
             sequence of them in order of preference. `explain` tells which and why.
         mesh, sequence_axis: shards T and S over this axis of the mesh and pools by ring
-            attention, whatever T and S are; for masks by lengths, causal order and windows.
+            attention, whatever T and S are; for masks by lengths, bands and segments.
             Without a mesh, the one of jax.set_mesh. Inside your own shard_map over that axis,
             the arrays are the device's shares and masks speak of the whole sequence.
         query_positions: integers (T,) or (B, T): where the queries stand in the text that a

@@ -44,7 +44,7 @@ def test_a_ring_of_one_is_attention(mesh, x):
         (dict(normalize=regard.Sparsemax()), "Sparsemax needs whole rows"),
         (dict(normalize=regard.Hard()), "Hard needs whole rows"),
         (dict(bias=np.zeros((9, 9), np.float32)), "the ring takes no bias= per pair"),
-        (dict(mask=np.ones((9, 9), bool)), "lengths, causal order and windows only"),
+        (dict(mask=np.ones((9, 9), bool)), "lengths, causal order, windows and segments only"),
     ],
 )
 def test_what_it_cannot_do_is_refused(mesh, x, settings, message):
@@ -79,5 +79,7 @@ def test_a_union_inside_shard_map_is_not_dropped(x):
     def on_shares(x):
         return regard.attend(x, x, x, mask=prefix, sequence_axis="seq")
 
-    with pytest.raises(NotImplementedError, match="lengths, causal order and windows only"):
+    with pytest.raises(
+        NotImplementedError, match="lengths, causal order, windows and segments only"
+    ):
         jax.shard_map(on_shares, mesh=mesh, in_specs=(rows,), out_specs=rows)(x)

@@ -311,7 +311,9 @@ def _transpose(cotangents: Any, *leaves: Any, map: LinearMap, jaxpr: Any) -> lis
 ad.primitive_transposes[linear_map] = _transpose
 
 
-def _batch(axis: Any, leaves: Any, at: Any, *, map: LinearMap, jaxpr: Any) -> tuple[list, list[int]]:
+def _batch(
+    axis: Any, leaves: Any, at: Any, *, map: LinearMap, jaxpr: Any
+) -> tuple[list, list[int]]:
     """Linear inputs, operands and outputs are all mapped, the other residuals where they were."""
     if all(dim is None for dim in at):
         found = _bind(*leaves, map=map)

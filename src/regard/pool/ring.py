@@ -59,8 +59,8 @@ class Ring(Backend):
             return f"{name} needs whole rows: the parts of two devices cannot be merged"
         if request.bias:
             return "the ring takes no bias= per pair of query and key: it would not be sharded"
-        if request.mask.segments or request.mask.boolean:
-            return "the ring takes masks by lengths, causal order and windows only"
+        if request.mask.boolean:
+            return "the ring takes masks by lengths, causal order, windows and segments only"
         return None
 
     def describe(self, request: Request) -> str:
@@ -113,7 +113,7 @@ class RingPass:
         self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
     ) -> tuple[Array, Any]:
         if self.shares.over.inside:
-            return self._local_forward(operands, allowed, seed, active)
+            return self._local_forward(operands, _with_row_axes(allowed), seed, active)
         rows = PartitionSpec(None, None, self.shares.over.axis)
         inputs = (self._padded(operands), self._padded_ranges(allowed), seed, active)
         specs = (self._specs(inputs[0]), self._range_specs(inputs[1]), None, None)
@@ -129,7 +129,8 @@ class RingPass:
         results: tuple[Array, Array, Any],
     ) -> Operands:
         if self.shares.over.inside:
-            cotangents = self._local_backward(operands, allowed, seed, active, results)
+            mask = _with_row_axes(allowed)
+            cotangents = self._local_backward(operands, mask, seed, active, results)
             return jax.tree.map(lambda d, x: d.astype(x.dtype), cotangents, operands)
         rows = PartitionSpec(None, None, self.shares.over.axis)
         padded, pull = jax.vjp(self._padded, operands)
@@ -154,6 +155,9 @@ class RingPass:
             gather = functools.partial(lax.all_gather, axis_name=over.axis, axis=ROWS, tiled=True)
             key, value = jax.tree.map(gather, (operands.key, operands.value))
             operands, axes = replace(operands, key=key, value=value), replace(axes, T=rows)
+            along = functools.partial(lax.all_gather, axis_name=over.axis, axis=1, tiled=True)
+            ids = tuple((of_rows, along(of_keys)) for of_rows, of_keys in allowed.segment_ids)
+            allowed = replace(allowed, segment_ids=ids)
             if seed is not None:
                 own = lax.axis_index(over.axis) * rows + jnp.arange(rows, dtype=jnp.int32)
                 draw = Draw(seed, None, own, 0, self.axes.T)
@@ -187,7 +191,7 @@ class RingPass:
             results = visit(here, first, results)
             return _store(keys, coming, piece), results
 
-        keys = shares.cut((operands.key, operands.value))
+        keys = shares.cut((operands.key, operands.value, _key_ids(allowed)))
         start = keys, (jnp.zeros((*rows, axes.V), wide), normalize.nothing(rows, wide))
         _, results = lax.fori_loop(0, self._steps(), step, vary_as(start, operands))
         return shares.gather(results)
@@ -234,9 +238,9 @@ class RingPass:
             d_keys = _store(d_keys, self._pass_on(d_here), piece)
             return _store(keys, coming, piece), d_keys, d_query, d_shared
 
-        keys = shares.cut((operands.key, operands.value))
+        keys = shares.cut((operands.key, operands.value, _key_ids(allowed)))
         shared = (operands.score, operands.expansion)
-        start = (keys, zeros(keys), zeros(operands.query), zeros(shared))
+        start = (keys, zeros(keys[:2]), zeros(operands.query), zeros(shared))
         start = vary_as(start, (operands, results))
         _, d_keys, d_query, d_shared = lax.fori_loop(0, self._steps(), step, start)
         d_key, d_value = shares.join(d_keys)
@@ -251,7 +255,7 @@ class RingPass:
         return self.shares.over.size * self.shares.key_pieces
 
     def _at_hand(self, keys: Any, index: Array) -> tuple[Array, Any, Array]:
-        """A step's piece: its number, its keys and values, and its first key in the whole."""
+        """A step's piece: its number; its keys, values and segment ids; its first key's index."""
         step, piece = index // self.shares.key_pieces, index % self.shares.key_pieces
         return piece, _take(keys, piece), self.shares.first_key(step, piece)
 
@@ -272,13 +276,16 @@ class RingPass:
                 return None
             return jnp.clip(shares.block(bound, index) - first, 0, shares.piece_keys)
 
-        ranges = Allowed(in_piece(allowed.start), in_piece(allowed.end), (), ())
+        key, value, of_keys = here
+        of_rows = [shares.block(ids, index) for ids, _ in allowed.segment_ids]
+        ids = tuple((q[:, 0], k[:, 0]) for q, k in zip(of_rows, of_keys, strict=True))
+        ranges = Allowed(in_piece(allowed.start), in_piece(allowed.end), ids, ())
         draw = None
         if seed is not None:
             at = index * shares.block_rows
             queries = lax.dynamic_slice_in_dim(shares.queries(), at, shares.block_rows)
             draw = Draw(seed, None, queries, first, self.axes.T)
-        query, (key, value) = shares.block(operands.query, index), here
+        query = shares.block(operands.query, index)
         return replace(operands, query=query, key=key, value=value), ranges, draw
 
     def _pass_on(self, tree: Any) -> Any:
@@ -294,11 +301,12 @@ class RingPass:
         given = (operands, allowed, seed, active)
         me = lax.axis_index(self.shares.over.axis)
         operands, allowed, seed, active = vary_as(given, (operands, me))
-        query, key, value, start, end = self.shares.spread(
-            (operands.query, operands.key, operands.value, allowed.start, allowed.end)
+        mask = (allowed.start, allowed.end, allowed.segment_ids)
+        query, key, value, (start, end, ids) = self.shares.spread(
+            (operands.query, operands.key, operands.value, mask)
         )
         operands = replace(operands, query=query, key=key, value=value)
-        return operands, Allowed(start, end, (), ()), seed, active
+        return operands, Allowed(start, end, ids, ()), seed, active
 
     def _wide(self, operands: Operands) -> Any:
         """The dtype of sums, as the layout has it."""
@@ -317,9 +325,11 @@ class RingPass:
 
     def _padded_ranges(self, allowed: Allowed) -> Allowed:
         """Padded queries have empty rows: their range ends at 0."""
-        rows = self.shares.all_rows
+        rows, keys = self.shares.all_rows, self.shares.all_keys
         start, end = jax.tree.map(lambda a: pad_rows(a, ROWS, rows), (allowed.start, allowed.end))
-        return Allowed(start, end, (), ())
+        ids = _with_row_axes(allowed).segment_ids
+        ids = tuple((_to_size(q, rows), _to_size(k, keys)) for q, k in ids)
+        return Allowed(start, end, ids, ())
 
     def _specs(self, operands: Operands) -> Any:
         rows = PartitionSpec(None, None, self.shares.over.axis)
@@ -340,7 +350,8 @@ class RingPass:
             return PartitionSpec(None, None, axis if bound.shape[ROWS] > 1 else None)
 
         start, end = jax.tree.map(spec, (allowed.start, allowed.end))
-        return Allowed(start, end, (), ())
+        ids = jax.tree.map(lambda _: PartitionSpec(None, None, axis), allowed.segment_ids)
+        return Allowed(start, end, ids, ())
 
     def _shard(self, local: Any, in_specs: Any, out_specs: Any) -> Any:
         whole = PartitionSpec()
@@ -376,4 +387,15 @@ def _times(out: Array, share: Array | None) -> Array:
 def _to_size(array: Array, rows: int) -> Array:
     """Zeros behind the last row; also where there is one row only."""
     missing = rows - array.shape[ROWS]
-    return jnp.pad(array, [(0, 0), (0, 0), (0, missing), (0, 0)]) if missing else array
+    widths = [(0, missing if axis == ROWS else 0) for axis in range(array.ndim)]
+    return jnp.pad(array, widths) if missing else array
+
+
+def _with_row_axes(allowed: Allowed) -> Allowed:
+    """Segment ids, [B|1, T] and [B|1, S], with rows as their third axis, as other arrays."""
+    ids = jax.tree.map(lambda array: array[:, None], allowed.segment_ids)
+    return replace(allowed, segment_ids=ids)
+
+
+def _key_ids(allowed: Allowed) -> tuple[Array, ...]:
+    return tuple(of_keys for _, of_keys in allowed.segment_ids)

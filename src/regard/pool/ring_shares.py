@@ -75,9 +75,9 @@ class Shares:
         return replace(axes, T=self.block_rows, S=self.piece_keys)
 
     def ranges(self, allowed: Allowed, axes: Axes) -> Allowed:
-        """A mask as ranges alone; padding is past every end."""
+        """A mask as ranges and segments; padding is past every end."""
         end = jnp.full((1, 1, 1), axes.S, jnp.int32) if allowed.end is None else allowed.end
-        return Allowed(allowed.start, end, (), ())
+        return Allowed(allowed.start, end, allowed.segment_ids, ())
 
     def queries(self) -> Array:
         """Inside the ring: the index in the whole of each of this device's queries."""

@@ -1,8 +1,8 @@
 """A sequence sharded over one axis of a mesh: which devices share it, and what masks mean there.
 
 Inside the caller's own shard_map a call's arrays are one device's share. Masks still speak of the
-whole sequence, so lengths per query, four bytes each, are gathered; queries, keys and values are
-not. Pooling over the shares is ring.py.
+whole sequence, so lengths per query and segment ids, four bytes each, are gathered; queries, keys
+and values are not. Pooling over the shares is ring.py.
 """
 
 from dataclasses import dataclass, replace
@@ -91,20 +91,27 @@ class SequenceAxis:
             mask = mask & Mask.lengths(valid_lens)
         lens = tuple(self._gathered(jnp.asarray(one), axes) for one in mask.lens)
         whole = self.whole(axes)
-        allowed = resolve(Mask(lens=lens, bands=mask.bands), None, whole)
+        ids = tuple(
+            tuple(
+                lax.all_gather(one, self.axis, axis=jnp.ndim(one) - 1, tiled=True) for one in pair
+            )
+            for pair in mask.segment_ids
+        )
+        known = Mask(lens=lens, bands=mask.bands, segment_ids=cast(Any, ids))
+        allowed = resolve(known, None, whole)
         facts = cast(MaskFacts, allowed.facts)
-        # What is no range is refused by the ring, whose request has these facts.
-        boolean = bool(mask.arrays or mask.excluded)
-        facts = facts._replace(segments=bool(mask.segment_ids), boolean=boolean)
+        # Anything else is refused by the ring, whose request has these facts.
+        facts = facts._replace(boolean=bool(mask.arrays or mask.excluded))
 
-        def own(array: Array | None, size: int) -> Array | None:
-            if array is None or array.shape[2] == 1 != size * self.size:
+        def own(array: Any, size: int, axis: int = 2) -> Any:
+            if array is None or array.shape[axis] == 1 != size * self.size:
                 return array
-            return lax.dynamic_slice_in_dim(array, lax.axis_index(self.axis) * size, size, 2)
+            return lax.dynamic_slice_in_dim(array, lax.axis_index(self.axis) * size, size, axis)
 
+        shares = tuple((own(q, axes.T, 1), own(k, axes.S, 1)) for q, k in allowed.segment_ids)
         bounds = own(allowed.start, axes.T), own(allowed.end, axes.T)
         visible, non_empty = allowed.visible_keys(whole), allowed.seeing_queries(whole)
-        return Allowed(*bounds, (), (), facts), own(visible, axes.S), own(non_empty, axes.T)
+        return Allowed(*bounds, shares, (), facts), own(visible, axes.S), own(non_empty, axes.T)
 
     def _gathered(self, lens: Array, axes: Axes) -> Array:
         """Lengths per query, of all queries; any other lengths unchanged."""
