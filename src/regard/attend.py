@@ -234,7 +234,8 @@ def weights(
     Returns:
         (T, S), (B, T, S) or (B, N, T, S), float32 or wider.
     """
-    pipeline = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias, normalize=normalize)
+    pipeline: dict[str, Any] = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias)
+    pipeline |= dict(normalize=normalize)
     pipeline |= dict(query_positions=query_positions)
     pipeline |= dict(softcap=softcap, sink=sink)
     problem, request = prepare(query, key, None, **cast(Any, pipeline))

@@ -7,7 +7,7 @@ look at each tile's weights. Memory is linear in T and S.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -295,7 +295,11 @@ def _weights(
     """
     query = tiles.open_query(tiles.expansion, tiles.query_block(iq))
     sweep, normalize = sweeper(tiles, bounds, iq, query), tiles.plan.normalize
-    share = None if sink is None else with_sink(normalize.log_sum(stats, stats[1:]), sink)[0]
+    share = (
+        None
+        if sink is None
+        else with_sink(cast(Array, normalize.log_sum(stats, stats[1:])), sink)[0]
+    )
 
     def visit(look: Callable, carry: Any) -> Any:
         def step(carry: Any, scores: Array, allowed: Array | None, ik: Array) -> Any:
@@ -324,7 +328,7 @@ def _smooth_weights(
     totals = sum_over_blocks(summed, plan.key_blocks, tiles.everything())
     factors = normalize.factors(stats, totals)  # [Z, q, 1]
     if sink is not None:
-        share = with_sink(normalize.log_sum(stats, totals), sink)[0]
+        share = with_sink(cast(Array, normalize.log_sum(stats, totals)), sink)[0]
         factors = tuple(factor * share for factor in factors)
 
     def visit(look: Callable, carry: Any) -> Any:

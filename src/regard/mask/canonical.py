@@ -60,7 +60,8 @@ class _Conditions(NamedTuple):
 
     @classmethod
     def _without_excluded(cls, mask: Mask, axes: Axes) -> "_Conditions":
-        starts, ends = [], [_canonical_lens(lens, axes) for lens in mask.lens]
+        starts: list[Array | None] = []
+        ends: list[Array | None] = [_canonical_lens(lens, axes) for lens in mask.lens]
         band = NO_BAND if axes.symbolic() else _as_one_band(mask.bands, axes)
         if axes.symbolic():  # which bound is the least is not known: each one is computed
             bounds = [_band_bounds(_at_start(one, axes), axes) for one in mask.bands]

@@ -8,7 +8,7 @@ which every pair is masked by ranges or segments are never visited.
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +119,7 @@ class TiledPass(Layout):
         return pull(_backward(plan, laid, laid_mask, seed, active, results))[0]
 
     def log_sum(self, stats: Any) -> Array:
-        return self.normalize.log_sum(stats, (stats[1],))
+        return cast(Array, self.normalize.log_sum(stats, (stats[1],)))
 
     def smooth(
         self, operands: Operands, allowed: Allowed, seed: Array | Draw | None, stats: Any

@@ -10,7 +10,7 @@ that memory stays linear in T and S for every order.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.extend.core
@@ -291,7 +291,7 @@ def _differentiate(primals: Any, tangents: Any, *, map: LinearMap, jaxpr: Any) -
         values = [residuals[at] for at in moved], [d_residuals[at] for at in moved]
         parts.append(jax.jvp(of_moved, (values[0],), (values[1],))[1])
     if not parts:
-        return out, [ad.Zero.from_primal_value(one) for one in out]
+        return out, [cast(Any, ad.Zero).from_primal_value(one) for one in out]
     return out, [functools.reduce(jnp.add, each) for each in zip(*parts, strict=True)]
 
 
@@ -311,9 +311,7 @@ def _transpose(cotangents: Any, *leaves: Any, map: LinearMap, jaxpr: Any) -> lis
 ad.primitive_transposes[linear_map] = _transpose
 
 
-def _batch(
-    axis: Any, leaves: Any, at: Any, *, map: LinearMap, jaxpr: Any
-) -> tuple[list, list[int]]:
+def _batch(axis: Any, leaves: Any, at: Any, *, map: LinearMap, jaxpr: Any) -> tuple[list, list]:
     """Linear inputs, operands and outputs are all mapped, the other residuals where they were."""
     if all(dim is None for dim in at):
         found = _bind(*leaves, map=map)

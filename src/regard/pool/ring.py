@@ -149,7 +149,8 @@ class RingPass:
         """On whole arrays; inside the caller's shard_map, this share of queries and all keys, which
         are gathered: for derivatives beyond the first, memory is linear in the whole sequence.
         """
-        over, axes, draw = self.shares.over, self.axes, seed
+        over, axes = self.shares.over, self.axes
+        draw: Array | Draw | None = seed
         if over.inside:
             rows = axes.T // over.size
             gather = functools.partial(lax.all_gather, axis_name=over.axis, axis=ROWS, tiled=True)

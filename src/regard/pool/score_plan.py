@@ -307,5 +307,5 @@ def _outputs_with_tangents(static: Passes, primals: Any, tangents: Any) -> Any:
     from regard.pool.derivatives import Residuals, tangents_of, zero_tangents
 
     outs, saved = _outputs(static, *primals)
-    found = tangents_of(static, Residuals(*primals, outs, saved), tangents[0])
+    found = tangents_of(static, Residuals._make((*primals, outs, saved)), tangents[0])
     return (outs, saved), (tuple(found), zero_tangents(saved))
