@@ -17,6 +17,7 @@ from jax import Array, lax
 from regard.dropout import Draw
 from regard.mask import Allowed
 from regard.placement import Device, vary_as
+from regard.pool import few_queries
 from regard.pool.backend import Backend, Problem, Request
 from regard.pool.layout import Layout, forced_tiling
 from regard.pool.score_plan import ScorePlan
@@ -34,10 +35,11 @@ from regard.shapes import Axes
 
 
 class Settings(NamedTuple):
-    """Forced tile sizes, and the device of the call."""
+    """Forced tile sizes, the device of the call, and whether few_queries.py pools it."""
 
     sizes: Tiling | None
     device: Device
+    few: bool = False
 
 
 class Blockwise(Backend):
@@ -51,12 +53,17 @@ class Blockwise(Backend):
     def describe(self, request: Request) -> str:
         if request.axes.empty():
             return "no query or no key: zeros"
+        if few_queries.is_few(request):
+            return f"few queries: dense weights; scores {request.plan().describe()}"
         return f"tile by tile, memory linear in T and S; scores {request.plan().describe()}"
 
     def settings(self, request: Request) -> Settings:
-        return Settings(forced_tiling(), request.device)
+        sizes = forced_tiling()
+        return Settings(sizes, request.device, sizes is None and few_queries.is_few(request))
 
     def pool(self, problem: Problem, settings: Settings) -> tuple[Any, Array]:
+        if settings.few:
+            return few_queries.pool(problem), jnp.array(problem.normalize.uses_scores)
         problem, platform = problem.zeroed(), settings.device.platform
         plan = ScorePlan.of(problem)
         passes = [

@@ -63,15 +63,21 @@ def masked_scores(problem: Problem, scores: Array) -> tuple[Array, Array | None]
     return scores, allowed
 
 
+def dropped_out(problem: Problem, weights: Array) -> Array:
+    """The weights after dropout; as they are without it."""
+    if problem.seed is None:
+        return weights
+    axes = problem.axes
+    row = jnp.arange(axes.B * axes.N * axes.T, dtype=jnp.int32)
+    row = row.reshape(axes.B, axes.N, axes.T, 1)
+    key = jnp.arange(axes.S, dtype=jnp.int32).reshape(1, 1, 1, axes.S)
+    return weights * keep_scale(problem.seed, row, key, problem.dropout_rate, weights.dtype)
+
+
 def pool_dense(problem: Problem, weights: Array) -> Array:
     """sum_s weights_s value_s, after dropout."""
-    axes, value = problem.axes, repeat_heads(cast(Array, problem.value), problem.query)
-    if problem.seed is not None:
-        row = jnp.arange(axes.B * axes.N * axes.T, dtype=jnp.int32)
-        row = row.reshape(axes.B, axes.N, axes.T, 1)
-        key = jnp.arange(axes.S, dtype=jnp.int32).reshape(1, 1, 1, axes.S)
-        keep = keep_scale(problem.seed, row, key, problem.dropout_rate, weights.dtype)
-        weights = weights * keep
+    value = repeat_heads(cast(Array, problem.value), problem.query)
+    weights = dropped_out(problem, weights)
     wide = accumulation_dtype(weights.dtype, value.dtype)
     return jnp.einsum(
         "bnts,bnsv->bntv",

@@ -43,11 +43,12 @@ class LogisticForm(Score):
     vector: Array
 
     def scores(self, query: Array, key: Array) -> Array:
-        inverse = 1.0 / (1.0 + query[..., :, None, :] * key[..., None, :, :])  # [..., T, S, h]
+        pairs = query[..., :, None, :] * key[..., None, :, :]  # [..., T, S, h]
+        weighted = align(self.vector, pairs.ndim - 1)[..., None, :] / (1.0 + pairs)
         total = self.vector.sum(-1)
         total = total.reshape(total.shape + (1, 1)) if total.ndim else total
         total = total.reshape((1,) * (query.ndim - total.ndim) + total.shape)
-        return total - 2.0 * weigh(inverse, self.vector)
+        return total - 2.0 * weighted.sum(-1)  # summed while it is computed, never stored
 
     def scores_back(self, query: Array, key: Array, d_scores: Array) -> tuple[Score, Array, Array]:
         def row(query: Array) -> tuple[Array, Array]:
