@@ -11,15 +11,16 @@ from typing import Any
 
 from pictures import INK  # noqa: F401  (its import sets the site's style)
 
+from regard.bench.results.cells import grid, summary
 from regard.bench.results.pictures import PEERS, bars, curves, milliseconds
 from regard.bench.results.record import case_words, where
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-__all__ = ["bars", "curves", "where"]  # of a record; the pages draw with them
+__all__ = ["bars", "curves", "grid", "summary", "where"]  # of a record; the pages draw with them
 
 
-def newest(platform: str) -> dict[str, Any]:
-    """The last full run on a "gpu" or "cpu"."""
+def newest(platform: str, survey: bool = False) -> dict[str, Any]:
+    """The last full run of the named cases, or of the survey, on a "gpu" or "cpu"."""
     runs = [json.loads(path.read_text()) for path in RESULTS.glob("*.json")]
     full = [
         run
@@ -27,6 +28,7 @@ def newest(platform: str) -> dict[str, Any]:
         if run.get("schema") == 1
         and run["device"]["platform"] == platform
         and not (run["settings"]["quick"] or run["settings"]["partial"])
+        and run["settings"].get("survey", False) == survey
     ]
     return max(full, key=lambda run: run["date"])
 

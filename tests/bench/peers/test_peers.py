@@ -70,6 +70,28 @@ def test_agrees_with_float64(who, case):
     program.run()
 
 
+SHARED = dataclasses.replace(DOT, N=4, K=2, S=6, mask="segments", bias=True)
+SURVEYED = [
+    *((who, SHARED) for who in ("regard", "jax.nn", "torch")),
+    *((who, dataclasses.replace(SHARED, mask="boolean", N=None, K=None))
+      for who in ("regard", "jax.nn", "torch")),
+    *((who, dataclasses.replace(ADDITIVE, mask="boolean", bias=True))
+      for who in ("regard", "book", "torch")),
+    ("jax.nn", dataclasses.replace(DOT, score="gaussian", N=4, K=2)),
+    ("jax.nn", dataclasses.replace(DOT, mask="causal")),  # T < S
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("who", "case"), SURVEYED)
+def test_agrees_with_float64_on_what_the_survey_adds(who, case):
+    needs(who)
+    inputs = make_inputs(case)
+    errors = relative_errors(build(who, case, inputs).outputs(), expected(case, inputs))
+    assert set(errors) == {"out"} | {f"d_{name}" for name in inputs.arrays}
+    assert max(errors.values()) < 1e-5, errors
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("direction", ["forward", "forward+backward"])

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Tolerance = float | Literal["exact"] | None
-MaskKind = Literal["none", "causal", "lengths", "triangular"]
+MaskKind = Literal["none", "causal", "lengths", "triangular", "segments", "boolean"]
 ScoreKind = Literal["dot", "gaussian", "bilinear", "additive", "features"]
 Direction = Literal["forward", "backward", "forward+backward"]
 Device = Literal["cpu", "gpu"]
@@ -40,8 +40,11 @@ class Case:
         B, T, S, V: batch, queries, keys, value width.
         D: width of query and key; for "additive" also the number h of hidden units.
         N: heads. None is the rank-3 form (B, T, D), a number the form (B, T, N, D).
+        K: key heads, which divide N; None: as many as N.
+        bias: adds a bias (1, N, T, S), or (1, T, S) without heads, which has a gradient too.
         dtype: of every array. The score's parameters have it too.
-        mask: "lengths" lets half of the keys take part, "triangular" t + 1 keys at query t.
+        mask: "lengths" lets half of the keys take part, "triangular" t + 1 keys at query t;
+            "segments" packs four sequences into one, "boolean" masks a fifth of the pairs.
         tolerance: of the additive lift.
         direction: "forward+backward" takes the gradient of every array, parameters included;
             "backward" does so after a forward pass that is not counted.
@@ -61,6 +64,8 @@ class Case:
     D: int
     V: int
     N: int | None = None
+    K: int | None = None
+    bias: bool = False
     dtype: str = "float32"
     mask: MaskKind = "none"
     tolerance: Tolerance = None
@@ -107,7 +112,8 @@ class Inputs:
 
     Attributes:
         arrays: query, key, value and the score's parameters: all that has a gradient.
-        valid_lens: (B,), (B, T) or None; int32.
+        valid_lens: what the mask is made of. (B,) or (B, T) lengths, int32; for "segments" the
+            (B, T) ids, for "boolean" (B, T, S) bool; None for the other masks.
         cotangent: of the output, for the backward pass.
         rows: the query positions that the error check looks at.
         keys: the key positions whose gradients it looks at.
@@ -140,6 +146,7 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
     rng = np.random.default_rng(seed)
     dtype = jnp.dtype(case.dtype)
     heads = () if case.N is None else (case.N,)
+    key_heads = () if case.N is None else (case.K or case.N,)
 
     drawn = np.float64 if dtype == np.float64 else np.float32
 
@@ -154,8 +161,8 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
         "query": normal(
             case.B, case.T, *heads, case.D, scale=unit if case.score == "features" else 1.0
         ),
-        "key": normal(case.B, case.S, *heads, case.D),
-        "value": normal(case.B, case.S, *heads, case.V),
+        "key": normal(case.B, case.S, *key_heads, case.D),
+        "value": normal(case.B, case.S, *key_heads, case.V),
     }
     if case.score == "gaussian":
         arrays["width"] = np.asarray(case.D**0.5, dtype)
@@ -166,8 +173,17 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
         arrays["key_kernel"] = normal(case.D, case.D, scale=unit)
         arrays["vector"] = normal(case.D, scale=unit)
 
-    valid_lens = None
-    if case.mask == "lengths":
+    if case.bias:
+        arrays["bias"] = normal(1, *heads, case.T, case.S)
+
+    valid_lens: Any = None
+    if case.mask == "segments":
+        ids = np.arange(case.T, dtype=np.int32) * 4 // case.T
+        valid_lens = np.tile(ids, (case.B, 1))
+    elif case.mask == "boolean":
+        valid_lens = rng.random((case.B, case.T, case.S)) < 0.8
+        valid_lens[..., 0] = True  # no empty row, which peers define otherwise
+    elif case.mask == "lengths":
         valid_lens = np.full(case.B, max(1, case.S // 2), np.int32)
     elif case.mask == "triangular":
         valid_lens = np.minimum(np.arange(1, case.T + 1, dtype=np.int32), case.S)
@@ -254,5 +270,9 @@ def dense_mask(case: Case, valid_lens: Any) -> Any:
     if valid_lens is None:
         return None
     lens = jnp.asarray(valid_lens)
+    if case.mask == "segments":
+        return (lens[:, :, None] == lens[:, None, :])[:, None]
+    if case.mask == "boolean":
+        return lens[:, None]
     lens = lens[:, None, None, None] if lens.ndim == 1 else lens[:, None, :, None]
     return keys[None, None, None, :] < lens

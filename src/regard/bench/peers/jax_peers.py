@@ -48,13 +48,19 @@ def build_regard(case: Case, inputs: Inputs) -> Program:
     additive = case.score == "additive"
 
     def attention(arrays, valid_lens):
+        masks = {
+            "causal": regard.Mask.causal,
+            "segments": lambda: regard.Mask.segments(valid_lens),
+            "boolean": lambda: valid_lens if case.N is None else valid_lens[:, None],
+        }
         return regard.attend(
             arrays["query"],
             arrays["key"],
             arrays["value"],
             score=regard_score(case, arrays),
-            valid_lens=valid_lens,
-            mask=regard.Mask.causal() if case.mask == "causal" else None,
+            valid_lens=None if case.mask in masks else valid_lens,
+            mask=masks[case.mask]() if case.mask in masks else None,
+            bias=arrays.get("bias"),
             return_lifted=additive,
         )
 
@@ -86,18 +92,30 @@ def build_jax_nn(
     case: Case, inputs: Inputs, implementation: Literal["xla", "cudnn"] = "xla"
 ) -> Program:
     """jax.nn.dot_product_attention, lowered by XLA, or by cuDNN where there is one."""
-    if case.score not in ("dot", "bilinear"):
+    if case.score not in ("dot", "bilinear", "gaussian"):
         raise Absent(f"jax.nn has no {case.score} attention")
 
     def attention(arrays, valid_lens):
         query, key, value = _with_heads(case, arrays)
+        bias = arrays.get("bias")
+        bias = bias if bias is None or case.N is not None else bias[:, None]
+        if case.score == "gaussian":  # -|q - k|^2 / 2w^2, less what is constant per query
+            squares = (key.astype(jnp.float32) ** 2).sum(-1) / (2 * arrays["width"] ** 2)
+            squares = jnp.repeat(squares, query.shape[2] // key.shape[2], axis=2)  # [B, S, N]
+            by_key = -squares.swapaxes(1, 2)[:, :, None]
+            bias = (by_key if bias is None else bias + by_key).astype(query.dtype)
+            query = query / arrays["width"] ** 2
+        dense = case.mask in ("triangular", "segments", "boolean") or (
+            case.mask == "causal" and case.T != case.S  # jax.nn aligns the start
+        )
         out = jax.nn.dot_product_attention(
             query,
             key,
             value,
-            mask=dense_mask(case, valid_lens) if case.mask == "triangular" else None,
-            scale=1.0 if case.score == "bilinear" else None,
-            is_causal=case.mask == "causal",
+            bias=bias,
+            mask=dense_mask(case, valid_lens) if dense else None,
+            scale=None if case.score == "dot" else 1.0,
+            is_causal=case.mask == "causal" and not dense,
             key_value_seq_lengths=valid_lens if case.mask == "lengths" else None,
             implementation=implementation,
         )
@@ -122,8 +140,10 @@ def build_book(case: Case, inputs: Inputs) -> Program:
         features = jnp.expand_dims(queries, 2) + jnp.expand_dims(keys, 1)
         features = jnp.tanh(features)  # [B, T, S, h]
         scores = (features @ arrays["vector"][:, None])[..., 0]  # [B, T, S]
+        if case.bias:
+            scores = scores + arrays["bias"]
         if valid_lens is not None:
-            masked = jnp.asarray(MASKED, scores.dtype)
+            masked = jnp.asarray(MASKED if case.dtype != "float16" else -6e4, scores.dtype)
             scores = jnp.where(dense_mask(case, valid_lens)[:, 0], scores, masked)
         return jax.nn.softmax(scores, axis=-1) @ arrays["value"]
 
@@ -132,6 +152,8 @@ def build_book(case: Case, inputs: Inputs) -> Program:
 
 def build_keras(case: Case, inputs: Inputs) -> Program:
     """Keras on its JAX backend: AdditiveAttention, or ops.dot_product_attention."""
+    if case.bias or case.K is not None or case.mask in ("segments", "boolean"):
+        raise Absent("keras's attention is not measured with a bias, key heads or this mask")
     keras = import_peer("keras")
     if keras.backend.backend() != "jax":
         raise Absent(f"keras runs on {keras.backend.backend()} here: set KERAS_BACKEND=jax")

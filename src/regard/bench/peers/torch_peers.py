@@ -21,25 +21,38 @@ def build_torch(case: Case, inputs: Inputs) -> Program:
     torch = import_peer("torch")
     if case.score not in ("dot", "additive"):
         raise Absent(f"torch has no {case.score} attention")
+    if case.mask == "causal" and case.bias:
+        raise Absent("torch's attention takes causal order or a bias, not both")
     if case.score == "additive" and (case.N is not None or case.mask == "causal"):
         raise Absent("torch's additive form is the book's: no heads, valid lengths")
     if case.score == "additive":
         needs_memory(case)
     arrays = _Tensors(torch, case, inputs)
     tensors, mask = arrays.tensors, None
-    if case.mask in ("lengths", "triangular"):
+    if case.mask in ("lengths", "triangular", "segments", "boolean"):
         mask = torch.from_numpy(np.array(dense_mask(case, inputs.valid_lens))).to(arrays.device)
         mask = mask if arrays.heads_first else mask[:, 0]
 
     def forward():
         query, key, value = (tensors[name] for name in ("query", "key", "value"))
         if case.score == "dot":
+            pairs = mask
+            if case.bias:
+                pairs = tensors["bias"] if case.N is not None else tensors["bias"][:, None]
+                pairs = pairs if mask is None else pairs.masked_fill(~mask, float("-inf"))
             return torch.nn.functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=case.mask == "causal"
+                query,
+                key,
+                value,
+                attn_mask=pairs,
+                is_causal=case.mask == "causal",
+                enable_gqa=case.K is not None,
             )
         queries, keys = query @ tensors["query_kernel"], key @ tensors["key_kernel"]
         features = torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))  # [B, T, S, h]
         scores = features @ tensors["vector"]
+        if case.bias:
+            scores = scores + tensors["bias"]
         if mask is not None:
             scores = scores.masked_fill(~mask, MASKED)
         return torch.softmax(scores, dim=-1) @ value
@@ -58,6 +71,8 @@ def build_flex(case: Case, inputs: Inputs) -> Program:
         raise Absent(f"FlexAttention changes dot products and cannot make {case.score} scores")
     if case.backward and case.device == "cpu":
         raise Absent("FlexAttention has no backward pass on a CPU")
+    if case.bias or case.K is not None or case.mask in ("segments", "boolean"):
+        raise Absent("FlexAttention is measured without bias, key heads and this mask")
     arrays = _Tensors(torch, case, inputs)
     attention = flex.flex_attention
     if case.device == "gpu":
@@ -97,25 +112,25 @@ class _Tensors:
         self.heads_first = case.score == "dot"
         self.device = "cuda" if case.device == "gpu" else "cpu"
         self.tensors = {
-            name: self.to_torch(array).requires_grad_(case.backward)
+            name: self.to_torch(array, name != "bias").requires_grad_(case.backward)
             for name, array in inputs.arrays.items()
         }
 
-    def to_torch(self, array: np.ndarray) -> Any:
+    def to_torch(self, array: np.ndarray, rows: bool = True) -> Any:
         torch = self.torch
         if array.dtype.name == "bfloat16":  # which torch knows and NumPy's own types do not have
             tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:
             tensor = torch.from_numpy(array)
         tensor = tensor.to(self.device)
-        if self.heads_first:
+        if self.heads_first and rows:
             tensor = tensor[:, :, None] if self.case.N is None else tensor
             tensor = tensor.transpose(1, 2).contiguous()
         return tensor
 
-    def to_numpy(self, tensor: Any) -> np.ndarray:
+    def to_numpy(self, tensor: Any, rows: bool = True) -> np.ndarray:
         array = tensor.detach().to(self.torch.float64).cpu().numpy()
-        if self.heads_first:
+        if self.heads_first and rows:
             array = array.swapaxes(1, 2)
             array = array[:, :, 0] if self.case.N is None else array
         return array
@@ -141,7 +156,8 @@ def _program(
             f"d_{name}": grad for name, grad in zip(arrays.tensors, grads, strict=False)
         }
         return {
-            name: inputs.checked(name, arrays.to_numpy(result)) for name, result in results.items()
+            name: inputs.checked(name, arrays.to_numpy(result, name != "d_bias"))
+            for name, result in results.items()
         }
 
     def run():

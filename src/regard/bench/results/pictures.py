@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.atomic_file import write_atomically
+from regard.bench.results.cells import grid
 from regard.bench.results.record import (
     BACKWARD,
     SWEPT,
@@ -61,11 +62,17 @@ def save_pictures(record: dict[str, Any], folder: Path) -> list[Path]:
 
     paths = []
     with matplotlib.rc_context(STYLE):
-        for suffix, figure in (("", curves(record)), ("-speedups", bars(record))):
+        if record["settings"].get("survey"):
+            drawn = [("", grid(record))]
+        else:
+            drawn = [("", curves(record)), ("-speedups", bars(record))]
+        for suffix, figure in drawn:
             if figure is None:
                 continue
             title = "How many times as long as regard (right of 1×, regard is faster)"
-            if not suffix:
+            if record["settings"].get("survey"):
+                title = "The best correct peer's time over regard's (blue: regard is faster)"
+            elif not suffix:
                 case = sweep_case(record)
                 title = (
                     "Additive attention: cost against sequence length\n"

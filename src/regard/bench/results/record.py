@@ -35,6 +35,7 @@ def make_record(
     device: dict[str, Any],
     targets: Sequence[Target],
     partial: bool = False,
+    survey: bool = False,
 ) -> dict[str, Any]:
     """Everything about a run, ready for `json.dumps`.
 
@@ -43,6 +44,7 @@ def make_record(
         device: what it was run on, from `machine.describe_device`.
         targets: what is promised there.
         partial: not every case was run.
+        survey: the cases are those of survey.py.
     """
     times = {(row.case, row.who): row.timing for row in rows}
 
@@ -81,6 +83,7 @@ def make_record(
             "budget_s": settings.budget,
             "quick": settings.quick,
             "partial": partial,
+            "survey": survey,
         },
         "cases": [asdict(case) for case in cases],
         "rows": [row_record(row) for row in rows],
@@ -110,7 +113,8 @@ def file_stem(record: dict[str, Any]) -> str:
     if device["platform"] == "cpu":
         name = f"{name} {device['cores']} cores"
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    kind = "-quick" if settings["quick"] else "-partial" if settings["partial"] else ""
+    kind = "-survey" if settings.get("survey") else ""
+    kind += "-quick" if settings["quick"] else "-partial" if settings["partial"] else ""
     return f"{slug}-{record['date'][:10]}{kind}"
 
 
@@ -163,8 +167,11 @@ def case_words(case: dict[str, Any]) -> str:
         "causal": "causal",
         "lengths": "a length per example",
         "triangular": "a length per query",
+        "segments": "packed",
+        "boolean": "boolean mask",
     }
     parts += [masks[case["mask"]]] if case["mask"] != "none" else []
+    parts += ["bias"] if case.get("bias") else []
     directions = {"backward": "gradients alone", "forward+backward": "with gradients"}
     parts += [directions[case["direction"]]] if case["direction"] in directions else []
     return f"{', '.join(parts)}: {case_shapes(case)}"
@@ -180,6 +187,7 @@ def case_shapes(case: dict[str, Any]) -> str:
         f"B={case['B']}",
         f"T=S={case['T']}" if case["T"] == case["S"] else f"T={case['T']} S={case['S']}",
         f"N={case['N']}" if case["N"] else "",
+        f"K={case['K']}" if case.get("K") else "",
         f"D=V={case['D']}" if case["D"] == case["V"] else f"D={case['D']} V={case['V']}",
         case["dtype"] if case["dtype"] != "float32" else "",
     ]

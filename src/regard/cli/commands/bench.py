@@ -37,6 +37,10 @@ def command(
     quick: Annotated[
         bool, typer.Option("--quick", help="Few rounds, short sequences: a look, not a claim.")
     ] = False,
+    survey: Annotated[
+        bool,
+        typer.Option("--survey", help="Run cells drawn by a seed instead of the named cases."),
+    ] = False,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Rounds of a group of cases, at most.")
     ] = 20,
@@ -69,18 +73,24 @@ def command(
     elif tune:
         _tune(case or ["kernel_*"], out)
     else:
-        _bench(device.value, case or [], quick, repeats, out, json_only)
+        _bench(device.value, case or [], quick, survey, repeats, out, json_only)
 
 
 def _bench(
-    device: str, patterns: list[str], quick: bool, repeats: int, out: Path | None, json_only: bool
+    device: str,
+    patterns: list[str],
+    quick: bool,
+    survey: bool,
+    repeats: int,
+    out: Path | None,
+    json_only: bool,
 ) -> None:
     from rich.console import Console
 
     from regard.bench.results import record, report
     from regard.bench.run.measure import Settings
 
-    table, targets = _of(device)
+    table, targets = _of(device, survey)
     cases = _select(table, patterns)
     settings = Settings(repeats=repeats, quick=quick)
     if quick:
@@ -91,13 +101,23 @@ def _bench(
 
     rows, described = (_on_cpu if device == "cpu" else _on_gpu)(cases, settings)
     result = record.make_record(
-        cases, rows, settings, device=described, targets=targets, partial=len(cases) < len(table)
+        cases,
+        rows,
+        settings,
+        device=described,
+        targets=targets,
+        partial=len(cases) < len(table),
+        survey=survey,
     )
     if json_only:
         typer.echo(json.dumps(result, indent=1))
     else:
         # A file has room for whole lines.
         Console(width=None if sys.stdout.isatty() else WIDTH).print(report.tables(result))
+        if survey:
+            from regard.bench.results.cells import summary
+
+            typer.echo(summary(result))
     if out is not None or not json_only:
         folder = out or RESULTS
         typer.echo(f"numbers: {record.write(result, folder)}", err=True)
@@ -107,8 +127,12 @@ def _bench(
         raise typer.Exit(1)
 
 
-def _of(device: str) -> tuple[Sequence["Case"], Sequence[Any]]:
-    """The cases and the promises of a device."""
+def _of(device: str, survey: bool) -> tuple[Sequence["Case"], Sequence[Any]]:
+    """The cases and the promises of a device; a survey has cells and promises nothing."""
+    if survey:
+        from regard.bench.cases.survey import survey as drawn
+
+        return drawn("gpu" if device == "gpu" else "cpu"), ()
     from regard.bench.cases import tables
     from regard.bench.results import targets
 

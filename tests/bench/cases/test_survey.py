@@ -1,0 +1,37 @@
+"""The survey: its cells follow from the seed, and cover what it says."""
+
+import pytest
+
+from regard.bench.cases.case import make_inputs
+from regard.bench.cases.survey import FAMILIES, family_of, survey
+from regard.bench.peers.jax_peers import PEERS
+
+
+@pytest.mark.parametrize(("device", "least"), [("cpu", 80), ("gpu", 150)])
+def test_enough_cells_of_every_kind(device, least):
+    cells = survey(device)
+    assert len(cells) == len({case.name for case in cells}) == len({c.group for c in cells})
+    assert len(cells) >= least
+    assert {family_of(case.group) for case in cells} == set(FAMILIES)
+    assert {case.device for case in cells} == {device}
+    assert {case.dtype for case in cells} == {"float32", "bfloat16", "float16"}
+    assert {case.score for case in cells} == {"dot", "gaussian", "bilinear", "additive"}
+    assert {case.direction for case in cells} == {"forward", "forward+backward"}
+    for kind in ("none", "causal", "lengths", "segments", "boolean"):
+        assert any(case.mask == kind for case in cells), kind
+    assert any(case.bias for case in cells)
+    assert any(case.K for case in cells)
+    for case in cells:
+        assert set(case.against) <= set(PEERS)
+        assert case.K is None or case.N % case.K == 0
+
+
+def test_the_seed_decides():
+    assert survey("cpu", seed=3) == survey("cpu", seed=3) != survey("cpu", seed=4)
+
+
+def test_a_cell_has_inputs():
+    case = next(c for c in survey("cpu") if c.mask == "segments" and c.T < 400)
+    inputs = make_inputs(case)
+    assert inputs.valid_lens.shape == (case.B, case.T)
+    assert len(set(inputs.valid_lens[0].tolist())) == 4
