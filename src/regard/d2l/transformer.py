@@ -172,7 +172,9 @@ class TransformerEncoder(Encoder):
             for _ in range(self.num_blks)
         ]
 
-    def __call__(self, X: Array, valid_lens: Array | None = None, training: bool = False) -> Array:
+    def __call__(  # type: ignore[override]  # the book's call has training as its third
+        self, X: Array, valid_lens: Array | None = None, training: bool = False
+    ) -> Array:
         # The encoding is between −1 and 1, and so are the embeddings after the factor.
         X = self.embedding(X.astype(jnp.int32)) * math.sqrt(self.num_hiddens)
         X = self.pos_encoding(X, training)
