@@ -9,12 +9,15 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
+
+T = TypeVar("T")
 
 # ---------------------------------------------------------------------------------------------
 # The device of a call.
@@ -49,13 +52,18 @@ def device_of(*trees: Any) -> Device:
 
 
 @contextlib.contextmanager
-def on_device(device: Device) -> Iterator[None]:
-    """What is traced inside is traced for this device."""
-    token = _current.set(device)
+def with_value(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Gives a context variable this value for what is traced inside."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _current.reset(token)
+        variable.reset(token)
+
+
+def on_device(device: Device) -> AbstractContextManager[None]:
+    """What is traced inside is traced for this device."""
+    return with_value(_current, device)
 
 
 def current_platform(*arrays: Any) -> str:

@@ -116,9 +116,9 @@ TOYS = {
 def test_a_merge_is_skipped_as_often_as_asked_for(name, p):
     tokenizer, word, law = TOYS[name]
     merges, draw, count = Merges(tokenizer), random.Random(5).random, 20_000
-    way = merges.way(word)
+    steps = merges.steps(word)
     seen = Counter(
-        " ".join(tokenizer.pieces[token] for token in merges.drawn(way, p, draw))
+        " ".join(tokenizer.pieces[token] for token in merges.drawn(steps, p, draw))
         for _ in range(count)
     )
     expected = law(p, 1 - p)
