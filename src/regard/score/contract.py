@@ -4,9 +4,8 @@ A lift writes the score as an inner product, a(q, k) = phi(q) . psi(k) + beta(k)
 per query), so that engines built for dot products can run it. Pooling and masks are elsewhere.
 """
 
-import contextlib
 import functools
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from regard.placement import current_platform
+from regard.placement import current_platform, with_value
 
 
 class Score:
@@ -310,14 +309,9 @@ class Lift:
 _sequence: ContextVar[str | None] = ContextVar("sequence", default=None)
 
 
-@contextlib.contextmanager
-def sequence_over(axis: str | None) -> Iterator[None]:
+def sequence_over(axis: str | None) -> AbstractContextManager[None]:
     """Lifts traced inside get one device's share of queries and keys, over this mesh axis."""
-    token = _sequence.set(axis)
-    try:
-        yield
-    finally:
-        _sequence.reset(token)
+    return with_value(_sequence, axis)
 
 
 def over_shares(reduce: str, found: Array) -> Array:
