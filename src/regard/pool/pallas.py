@@ -146,7 +146,11 @@ def _pool_zeroed(problem: Problem, settings: Settings) -> tuple[Array, Array]:
 def _pool(problem: Problem, settings: Settings, raw_values: bool = False) -> tuple[Array, Array]:
     plan = ScorePlan.of(problem, tile_form=False)
     passes = [_prepare(problem, path, settings, raw_values) for path in plan.paths]
-    return plan.pool(problem, passes, settings.device, branch=True)
+    found, lifted = plan.pool(problem, passes, settings.device, branch=True)
+    if problem.lse:
+        out, lse = found
+        found = out, plan.with_constants(lse)
+    return found, lifted
 
 
 def _prepare(

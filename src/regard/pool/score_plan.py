@@ -108,6 +108,20 @@ class ScorePlan(NamedTuple):
             return jnp.array(self.paths[0].lift is not None)
         return self.in_range
 
+    def with_constants(self, lse: Array) -> Array:
+        """A log-sum-exp of scores that lack the lift's constant per query -> that of the scores.
+
+        Args:
+            lse: [B, N, T], -inf for an empty row, which it stays.
+        """
+        lift = self.paths[0].lift
+        if lift is None or lift.query_bias is None:
+            return lse
+        constant = lift.query_bias
+        if self.in_range is not None:  # the second path's scores lack nothing
+            constant = jnp.where(self.in_range, constant, 0.0)
+        return jnp.where(lse == -jnp.inf, lse, lse + constant)
+
     def run(self, function: Callable[[ScorePath], Any]) -> Any:
         """function(first path); of the second where the data is out of the first one's range."""
         if self.in_range is None:

@@ -113,9 +113,7 @@ def make_operands(problem: Problem, path: ScorePath) -> Operands:
     """The operands of one path of a score plan."""
     lift = path.lift
     if lift is not None:
-        # A constant per query changes nothing where only differences of scores count.
-        unseen = problem.normalize.shift_invariant and problem.softcap is None
-        constant = None if unseen else lift.query_bias
+        constant = None if problem.ignores_constants else lift.query_bias
         query = (lift.query, None if constant is None else constant[..., None])
         key = (lift.key, None if lift.key_bias is None else lift.key_bias[..., None])
         return Operands(None, lift.expansion, query, key, problem.value, problem.bias)
@@ -366,7 +364,7 @@ class Tiles:
             subscripts,
             left,
             right,
-            precision=matmul_precision(left.dtype),
+            precision=matmul_precision(left.dtype, exact=self.expansion is not None),
             preferred_element_type=self.plan.wide,
         )
 
