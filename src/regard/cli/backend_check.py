@@ -38,7 +38,7 @@ TOLERANCES = {"float32": (1e-5, 1e-4), "bfloat16": (2**-6, 2**-3)}
 
 @dataclass(frozen=True)
 class Probe:
-    """One score on one backend: what came out.
+    """The result of one score on one backend.
 
     Attributes:
         error, gradient_error: relative, in norm; None where it did not run to the end.

@@ -20,14 +20,17 @@ from regard.d2l import attention as _attention
 from regard.d2l import helpers as _helpers
 from regard.d2l import plots as _plots
 from regard.d2l import seq2seq as _seq2seq
+from regard.d2l import transformer as _transformer
 from regard.d2l.attention import *  # noqa: F403
 from regard.d2l.helpers import *  # noqa: F403
 from regard.d2l.plots import *  # noqa: F403
 from regard.d2l.seq2seq import *  # noqa: F403
+from regard.d2l.transformer import *  # noqa: F403
 from regard.show import show_heatmaps
 
 __all__ = ["plt", "show_heatmaps"]  # noqa: F405
 __all__ += _attention.__all__ + _helpers.__all__ + _plots.__all__ + _seq2seq.__all__
+__all__ += _transformer.__all__
 
 
 def __getattr__(name: str) -> Any:

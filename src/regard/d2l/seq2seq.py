@@ -227,7 +227,7 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
 
         Bind with the collection open: decoder.bind(variables, mutable=["intermediates"]).
         """
-        return self.get_variable("intermediates", "dec_attention_weights")[-1]
+        return seen_by(self, "dec_attention_weights")
 
 
 class EncoderDecoder(nn.Module):
@@ -294,6 +294,11 @@ class EncoderDecoder(nn.Module):
             [_sown(seen, "dec_attention_weights") for seen in decoder_seen],
             _sown(encoder_seen, "enc_attention_weights"),
         )
+
+
+def seen_by(module: nn.Module, name: str) -> Any:
+    """What a bound module sowed under this name in its latest call."""
+    return module.get_variable("intermediates", name)[-1]
 
 
 def _over_time(cell: type[nn.Module]) -> Any:

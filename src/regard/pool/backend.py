@@ -77,11 +77,6 @@ class Problem:
             return self.value.dtype
         return accumulation_dtype(self.query.dtype, self.value.dtype)
 
-    @property
-    def ignores_constants(self) -> bool:
-        """Whether a number per query, added to its scores, changes nothing that is returned."""
-        return self.normalize.shift_invariant and self.softcap is None and not self.lse
-
     def zeroed(self) -> "Problem":
         """A copy in which keys and values that every query masks (not `visible`) are zero, and so
         are queries with no key at all (not `non_empty`): NaN in padding cannot propagate, where

@@ -74,7 +74,8 @@ def _pool(problem: Problem, in_place: bool) -> Any:
         scores = _scores(lift.query, lift.key, in_place)
         if lift.key_bias is not None:
             scores = scores + repeat_heads(lift.key_bias[..., None, :], scores)
-        if lift.query_bias is not None and not problem.ignores_constants:
+        shifts = problem.normalize.shift_invariant and problem.softcap is None and not problem.lse
+        if lift.query_bias is not None and not shifts:
             scores = scores + lift.query_bias[..., :, None]
     scores, allowed = masked_scores(problem, scores)
     weights = dropped_out(problem, problem.normalize(scores, allowed))

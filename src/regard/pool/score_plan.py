@@ -108,20 +108,6 @@ class ScorePlan(NamedTuple):
             return jnp.array(self.paths[0].lift is not None)
         return self.in_range
 
-    def with_constants(self, lse: Array) -> Array:
-        """A log-sum-exp of scores that lack the lift's constant per query -> that of the scores.
-
-        Args:
-            lse: [B, N, T], -inf for an empty row, which it stays.
-        """
-        lift = self.paths[0].lift
-        if lift is None or lift.query_bias is None:
-            return lse
-        constant = lift.query_bias
-        if self.in_range is not None:  # the second path's scores lack nothing
-            constant = jnp.where(self.in_range, constant, 0.0)
-        return jnp.where(lse == -jnp.inf, lse, lse + constant)
-
     def run(self, function: Callable[[ScorePath], Any]) -> Any:
         """function(first path); of the second where the data is out of the first one's range."""
         if self.in_range is None:
@@ -152,7 +138,23 @@ class ScorePlan(NamedTuple):
         static = Passes(every, device, problem.out_dtype, branch, sharded, problem.lse)
         operands = tuple(one for _, one in passes)
         inputs = (operands, problem.allowed, problem.seed, self.in_range)
-        return pool_by(static, *vary_as(inputs, (inputs, like))), self.lift_ran()
+        found = pool_by(static, *vary_as(inputs, (inputs, like)))
+        if problem.lse:
+            out, lse = found
+            found = out, self._with_constant(problem, lse)
+        return found, self.lift_ran()
+
+    def _with_constant(self, problem: "Problem", lse: Array) -> Array:
+        """Adds a lift's constant per query to the log-sum-exp: softmax cannot see it, so that no
+        pass adds it to scores. With a soft cap every pass does.
+        """
+        lift = self.paths[0].lift
+        if lift is None or lift.query_bias is None or problem.softcap is not None:
+            return lse
+        constant = lift.query_bias.astype(lse.dtype)
+        if self.in_range is not None:
+            constant = jnp.where(self.in_range, constant, 0)
+        return jnp.where(jnp.isfinite(lse), lse + constant, lse)
 
 
 class Pass(Protocol):

@@ -113,7 +113,9 @@ def make_operands(problem: Problem, path: ScorePath) -> Operands:
     """The operands of one path of a score plan."""
     lift = path.lift
     if lift is not None:
-        constant = None if problem.ignores_constants else lift.query_bias
+        # A constant per query changes nothing where only differences of scores count.
+        unseen = problem.normalize.shift_invariant and problem.softcap is None
+        constant = None if unseen else lift.query_bias
         query = (lift.query, None if constant is None else constant[..., None])
         key = (lift.key, None if lift.key_bias is None else lift.key_bias[..., None])
         return Operands(None, lift.expansion, query, key, problem.value, problem.bias)

@@ -3,13 +3,14 @@
 `regard bench --tune` measures on your GPU and prints lines for this table.
 """
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+
+from regard.placement import with_value
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,9 @@ DEFAULT = {16: Blocks(128, 64, 64, 8, 2), 32: Blocks(64, 64, 32, 4, 2)}
 _forced: ContextVar[Blocks | None] = ContextVar("blocks", default=None)
 
 
-@contextlib.contextmanager
-def forced_blocks(blocks: Blocks) -> Iterator[None]:
+def forced_blocks(blocks: Blocks) -> AbstractContextManager[None]:
     """Forces the block shapes of kernels traced inside; for tests and `regard bench --tune`."""
-    token = _forced.set(blocks)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
+    return with_value(_forced, blocks)
 
 
 def current_blocks() -> Blocks | None:
