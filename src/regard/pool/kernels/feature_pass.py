@@ -173,13 +173,14 @@ class FeaturePass(KernelDerivatives):
         key, lead = arrays["key"], (static.B, static.K, static.group)
         rows = stripe_rows(self.axes, static.blocks.queries, static.S, self.dtype)
         sums = self.dtype if rows == static.T else jnp.dtype(jnp.float32)
+        assert isinstance(static.score, FeatureScore)
+        exact = static.score.precision
 
         def stripe(part: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Any]:
             arrays.pop("visits")
             found = d_scores(part, arrays, self.dtype)
             tiles = found.scores.reshape(*lead, part.S, part.T)
             query = arrays["query"].reshape(*lead, part.T, -1)
-            exact = part.score.precision
             d_phi = self._product("bkgsq,bksr->bkgqr", tiles, key, self.dtype, exact)
             d_psi = self._product("bkgsq,bkgqr->bksr", tiles, query, sums, exact)
             d_value, d_bias = map(static.over_groups, found[1:])
