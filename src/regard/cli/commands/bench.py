@@ -1,4 +1,4 @@
-"""`regard bench`: time regard against everybody else who is installed.
+"""`regard bench`: time regard against every other library that is installed.
 
 Also draws the pictures of a run that another machine made, and tunes the wide kernel's blocks.
 """

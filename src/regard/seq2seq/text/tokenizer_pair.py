@@ -8,8 +8,7 @@ from typing import Any
 
 from regard.atomic_file import write_atomically
 from regard.seq2seq.corpus.pair import Pair
-from regard.seq2seq.text.marks import Case
-from regard.seq2seq.text.tokenizer import Kind, Tokenizer
+from regard.seq2seq.text.tokenizer import Tokenizer
 
 FILE = "tokenizer.json"
 FORMAT = "regard tokenizer"
@@ -18,7 +17,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """The source's tokenizer and the target's; where both are the same one, they are joint.
+    """The source's tokenizer and the target's; if they are one object, they are joint.
 
     A joint vocabulary lets both sides share their embeddings, and spells a name alike on both.
 
@@ -49,32 +48,20 @@ class TokenizerPair:
         cls,
         pairs: Iterable[Pair],
         *,
-        kind: Kind = "bpe",
-        size: int = 8000,
         joint: bool = True,
-        min_count: int = 1,
-        case: Case = "keep",
-        strip_accents: bool = False,
+        **options: Any,
     ) -> "TokenizerPair":
         """Learns one vocabulary from both sides, or one from each.
 
         Args:
             pairs: the training pairs.
             joint: one vocabulary.
-            kind, size, min_count, case, strip_accents: as for `Tokenizer.train`; `size` is
-                that of each vocabulary.
+            options: as for `Tokenizer.train`; `size` is that of each vocabulary.
         """
         sources, targets = [], []
         for pair in pairs:
             sources.append(pair.source)
             targets.append(pair.target)
-        options: dict[str, Any] = dict(
-            kind=kind,
-            size=size,
-            min_count=min_count,
-            case=case,
-            strip_accents=strip_accents,
-        )
         if joint:
             both = Tokenizer.train(sources + targets, **options)
             return cls(both, both)
