@@ -70,6 +70,13 @@ def test_all_is_what_is_public():
         d2l.Animator  # noqa: B018
 
 
+def test_the_books_page_names_every_class():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "the-book.md").read_text()
+    classes = {name for name in d2l.__all__ if inspect.isclass(getattr(d2l, name))}
+    missing = {name for name in classes if f"`{name}`" not in page}
+    assert missing == {"float32", "int32", "int64", "nn_Module"} & classes
+
+
 def test_random_numbers_are_new_each_time():
     keys = [tuple(np.asarray(d2l.get_key()).tolist()) for _ in range(100)]
     assert len(set(keys)) == 100

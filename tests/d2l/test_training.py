@@ -241,6 +241,13 @@ def test_padding_is_not_in_the_loss():
     np.testing.assert_allclose(loss, each[batch[3] != 3].mean(), rtol=1e-4)
 
 
+def test_the_books_arguments():
+    model = seq2seq()
+    assert d2l.EncoderDecoder(model.encoder, model.decoder, True).training
+    with pytest.raises(TypeError, match="'lr'"):
+        d2l.Seq2Seq(model.encoder, model.decoder, tgt_pad=3)
+
+
 def test_the_call_says_training_too():
     model, (source, target, lens, _) = seq2seq().clone(training=False), sentences()
     variables = model.init(RNG, source, target, lens)
@@ -307,6 +314,13 @@ def test_the_board_has_two_training_points_and_one_validation_point_for_an_epoch
     np.testing.assert_allclose(val[:, 0], [1, 2, 3])
     assert model.board.xlim == [0, 3]
     assert model.board.xlabel == "epoch"
+
+
+def test_another_run_of_a_model_starts_its_curves_anew():
+    model, data = Line(), Rows(X, Y)
+    fitted(model, data, epochs=3)
+    fitted(model, data, epochs=2)
+    assert [x for x, _ in model.board.data["val_loss"]] == [1, 2]
 
 
 def test_a_point_is_the_mean_of_every_n():

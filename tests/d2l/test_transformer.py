@@ -249,7 +249,7 @@ def test_predict_step_is_the_decoder_run_greedily():
     params = {"encoder": variables["params"], "decoder": decoder_variables["params"]}
     model = d2l.EncoderDecoder(encoder, decoder)
     begin = jnp.ones((3, 1), jnp.int32)
-    written, (of_decoder, of_encoder) = model.predict_step(params, (X, begin, LENS, None), 4, True)
+    written, (of_decoder, of_encoder) = model.predict_step(params, (X, begin, LENS), 4, True)
     read = begin
     for step in range(4):
         logits, _ = decoder.apply(decoder_variables, read, decoder.init_state(out, LENS))
@@ -274,6 +274,12 @@ def test_dropout_is_on_in_training_only_and_needs_a_key():
     assert not np.allclose(noisy, calm)
     with pytest.raises(ValueError, match=r'dropout=0\.5 .*rngs=\{"dropout": key\}'):
         encoder.apply(variables, X, LENS, training=True)
+
+
+def test_lengths_of_another_batch():
+    encoder, X = encoder_and_decoder()[0], tokens(3, 7)
+    with pytest.raises(ValueError, match=r"valid_lens must have shape .* Got valid_lens \[2\]"):
+        encoder.init(RNG, X, LENS[:2])
 
 
 def test_a_sentence_longer_than_max_len():

@@ -275,8 +275,8 @@ class _Kernel(nn.Module):
 
 def _zero_padding(x: Array, valid_lens: Array | None) -> Array:
     """Zeroes masked keys or values: 0 times a NaN there would be NaN in a kernel's gradient."""
-    if valid_lens is None:
-        return x
+    if valid_lens is None or jnp.shape(valid_lens)[:1] != x.shape[:1]:
+        return x  # `attend` refuses lengths of another shape, and says which
     lens = jnp.asarray(valid_lens).reshape(x.shape[0], -1).max(1)  # [B]
     seen = jnp.arange(x.shape[1], dtype=lens.dtype)[None] < lens[:, None]
     return jnp.where(seen[..., None], x, 0)

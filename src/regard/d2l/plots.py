@@ -188,6 +188,11 @@ class ProgressBoard:
         if time.monotonic() >= self._next_save:
             self.save()
 
+    def clear(self) -> None:
+        """Forgets all points."""
+        self.data.clear()
+        self._waiting.clear()
+
     def save(self) -> None:
         """Writes the PNG file, outside a notebook and where there is something new."""
         if not self._unsaved:

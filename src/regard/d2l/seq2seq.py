@@ -258,7 +258,7 @@ class EncoderDecoder(Classifier):
 
     encoder: nn.Module
     decoder: nn.Module
-    training: bool = dataclasses.field(default=False, kw_only=True)
+    training: bool = False
 
     def __call__(
         self, enc_X: Array, dec_X: Array, *args: Any, training: bool | None = None
@@ -276,7 +276,7 @@ class EncoderDecoder(Classifier):
         Args:
             params: the model's, with "encoder" and "decoder".
             batch: source (batch, source steps), target (batch, at least 1), source lengths
-                (batch,) or None, and anything.
+                (batch,) or None; what follows is not read.
             num_steps: how many tokens to write.
             save_attention_weights: also return the attention weights.
 
@@ -285,7 +285,7 @@ class EncoderDecoder(Classifier):
             "dec_attention_weights", and what the encoder sowed as "enc_attention_weights"; both
             empty unless asked for.
         """
-        source, target, source_lens, _ = batch
+        source, target, source_lens, *_ = batch
         tokens, decoder_seen, encoder_seen = _translate(
             self.encoder,
             self.decoder,
@@ -330,8 +330,8 @@ class Seq2Seq(EncoderDecoder):
         training: as for `EncoderDecoder`; a `Trainer` sets it.
     """
 
-    tgt_pad: int  # type: ignore[misc]  # mypy takes `training`, keyword-only, for positional
-    lr: float  # type: ignore[misc]
+    tgt_pad: int = dataclasses.field(kw_only=True)
+    lr: float = dataclasses.field(kw_only=True)
 
     def validation_step(self, params: Any, batch: Any, state: Any) -> None:
         loss, _ = self.loss(params, tuple(batch[:-1]), batch[-1], state)

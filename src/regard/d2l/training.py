@@ -243,6 +243,7 @@ class Trainer(HyperParameters):
 
     def prepare_model(self, model: Any) -> None:
         model.trainer = self
+        model.board.clear()
         model.board.xlim = [0, self.max_epochs]
         self.model = model
 
