@@ -67,7 +67,7 @@ def programs_are_kept(request, tmp_path_factory):
     else:
         folder = kept.mkdir("programs")
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     compilation_cache.reset_cache()  # JAX decided at its first compilation
 
