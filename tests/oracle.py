@@ -110,6 +110,41 @@ class Manhattan:
         return -signs.sum(axis=0), signs, {"rate": -da @ np.abs(q - k)}
 
 
+@dataclass
+class Sum:
+    """Σ_i c_i a_i(q, k). Parameters: "i name" of term i, and "i" for its factor."""
+
+    terms: list  # of classes above
+    parameters: dict
+
+    @property
+    def ranks(self):
+        named = {
+            f"{i} {name}": rank
+            for i, term in enumerate(self.terms)
+            for name, rank in term.ranks.items()
+        }
+        return named | {str(i): 0 for i in range(len(self.terms))}
+
+    def _terms(self, p):
+        for i, term in enumerate(self.terms):
+            start = f"{i} "
+            own = {name.removeprefix(start): x for name, x in p.items() if name.startswith(start)}
+            yield i, term(own), own, p.get(str(i), 1.0)
+
+    def scores(self, p, q, k):
+        return sum(factor * term.scores(own, q, k) for _, term, own, factor in self._terms(p))
+
+    def pull(self, p, q, k, da):
+        dq, dk, dp = np.zeros_like(q), np.zeros_like(k), {}
+        for i, term, own, factor in self._terms(p):
+            dq_i, dk_i, found = term.pull(own, q, k, factor * da)
+            dq, dk = dq + dq_i, dk + dk_i
+            dp |= {f"{i} {name}": x for name, x in found.items()}
+            dp[str(i)] = da @ term.scores(own, q, k)
+        return dq, dk, dp
+
+
 # ---------------------------------------------------------------------------------------------
 # Regimes: weights of one query from its scores a [S], S >= 1, over the keys it may look at and
 # only those. `pull` takes the cotangent dw of the weights to that of the scores.

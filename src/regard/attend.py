@@ -5,7 +5,7 @@ it: score -> mask -> normalize -> pool.
 """
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Unpack, cast, overload
 
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from regard import eager
 from regard.front_door import DOT, Pipeline, prepare
 from regard.mask import Mask, resolve
 from regard.memory import Memory
@@ -195,6 +196,15 @@ def attend(
     arrays |= dict(query_positions=query_positions)
     asked = dict(out=True, weights=return_weights, lse=return_lse, flag=return_lifted)
     wanted = tuple(name for name, given in asked.items() if given)
+    asked_for = implementation if isinstance(implementation, str | None) else tuple(implementation)
+    static = Static(asked_for, tuple(options.items()))
+    program = eager.program_of(arrays, static, _program) if mesh is sequence_axis is None else None
+    if program is not None:
+        return _collect(
+            wanted,
+            _pool_whole(arrays, static, program),
+            functools.partial(_weigh_whole, arrays, static, program),
+        )
     call = functools.partial(_attend, implementation=implementation, wanted=wanted, **options)
     held = [key.key] if isinstance(key, Memory) else [key, value]
     explicit = explicit_mesh(query, *held)
@@ -361,13 +371,56 @@ def _attend(
 ) -> Any:
     problem, request = prepare(query, key, value, **options)
     program = Program.of(choose(request, implementation))
-    out, lse, lifted = _pool(problem, program)
+    pooled = _pool(problem, program)
+    return _collect(wanted, pooled, functools.partial(_weights, problem, program))
+
+
+def _collect(
+    wanted: tuple[str, ...], pooled: tuple[Array, Array | None, Array], weights: Callable[[], Array]
+) -> Any:
+    """What the caller asked for, of the results of `_pool` and of a program for the weights: one
+    of its own, so that looking cannot change what is pooled.
+    """
     if len(wanted) == 1:
-        return out
-    results = dict(out=out, lse=lse, flag=lifted)
-    if "weights" in wanted:  # a program of its own: looking cannot change what is pooled
-        results["weights"] = _weights(problem, program)
+        return pooled[0]
+    results = dict(zip(("out", "lse", "flag"), pooled, strict=True))
+    if "weights" in wanted:
+        results["weights"] = weights()
     return tuple(results[name] for name in wanted)
+
+
+class Static(NamedTuple):
+    """The keywords of a call that are no arrays."""
+
+    implementation: str | tuple[str, ...] | None
+    options: tuple[tuple[str, Any], ...]
+
+    def prepare(self, arrays: dict[str, Any], device: Device) -> tuple[Problem, Request]:
+        return prepare(**arrays, **dict(self.options), device=device)
+
+
+def _program(arrays: dict[str, Any], static: Static, device: Device) -> Program:
+    """The program of a call outside of jit, from what its arrays look like; raises what it does."""
+    found: list[Request] = []
+    jax.eval_shape(lambda arrays: found.append(static.prepare(arrays, device)[1]), arrays)
+    request = found[0]
+    if "score" in arrays and not isinstance(arrays["key"], Memory):  # whose numbers are known
+        request = replace(request, score=arrays["score"])
+    return Program.of(choose(request, static.implementation))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _pool_whole(
+    arrays: dict[str, Any], static: Static, program: Program
+) -> tuple[Array, Array | None, Array]:
+    """`_pool` from the caller's own arrays."""
+    return _pool(static.prepare(arrays, program.device)[0], program)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _weigh_whole(arrays: dict[str, Any], static: Static, program: Program) -> Array:
+    """`_weights` from the caller's own arrays."""
+    return _weights(static.prepare(arrays, program.device)[0], program)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -149,7 +149,7 @@ def _check_parts(score: Score, normalize: Normalizer, axes: Axes, query: Array, 
     if per_head and (axes.rank != 4 or {shape[0] for shape in per_head.values()} != {axes.N}):
         listed = ", ".join(f"{name} {list(shape)}" for name, shape in per_head.items())
         raise ValueError(
-            f"{type(score).__name__}'s parameters may carry a leading axis of N heads, one set per "
+            f"{score.label()}'s parameters may carry a leading axis of N heads, one set per "
             f"head, for inputs of rank 4, (B, T, N, D). Got {listed} for query "
             f"{list(query.shape)}, key {list(key.shape)}. Fix: a first axis of "
             f"{axes.N if axes.rank == 4 else 'no heads'}, or parameters shared by all heads."

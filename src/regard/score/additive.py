@@ -252,6 +252,9 @@ class Additive(Score):
     def tanh_vector(self) -> Array:
         return self.vector
 
+    def scaled(self, factor: Array) -> Score:
+        return replace(self, vector=factor[..., None] * self.vector)
+
 
 def _back_on_cpu(
     score: Additive, x: Array, y: Array, d_scores: Array

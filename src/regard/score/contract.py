@@ -8,7 +8,7 @@ import functools
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,9 @@ class Score:
     - `projected(query, key)`: the same score on inputs projected once, before any loop.
     - `prepared(key, positions)`: the same score on keys prepared once, for a `Memory`.
     - `check(query_width, key_width)`: raise ValueError where the widths do not fit.
+
+    Scores add, and multiply by numbers: `0.5 * Dot() + Laplace(0.1)` is a score; see
+    regard/score/algebra.py.
 
     Without a lift, blockwise pooling calls `scores` on one tile of queries and keys at a time,
     so a new score has linear memory and a gradient from its first line on. The other methods state
@@ -57,11 +60,40 @@ class Score:
         be forms of another score; one that redefines `lift` inherits nothing stated about it.
         """
         super().__init_subclass__()
-        stated = ("sums_over_shares", "static_scale", "tanh_vector")
+        stated = ("sums_over_shares", "static_scale", "tanh_vector", "about_keys", "scaled")
         equal = ("lift", "tile_form", "scores_back", "projected", "prepared", *stated)
         for name in equal if "scores" in vars(cls) else stated if "lift" in vars(cls) else ():
             if name not in vars(cls):
                 setattr(cls, name, vars(Score)[name])
+
+    # Sums and multiples: see algebra.py -------------------------------------------------------
+
+    __array_ufunc__ = None  # so that a NumPy number leaves c * score to the score
+
+    def __add__(self, other: "Score") -> "Score":
+        from regard.score.algebra import added  # algebra.py builds on this file
+
+        return added(self, other)
+
+    def __radd__(self, other: Any) -> "Score":
+        return self if isinstance(other, int) and other == 0 else self + other  # of sum(scores)
+
+    def __mul__(self, factor: "float | Array") -> "Score":
+        from regard.score.algebra import multiplied
+
+        return multiplied(factor, self)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> "Score":
+        return -1.0 * self
+
+    def __sub__(self, other: "Score") -> "Score":
+        return self + -1.0 * other
+
+    def label(self) -> str:
+        """What errors and `explain` call it."""
+        return type(self).__name__
 
     def scores(self, query: Array, key: Array) -> Array:
         """a(q, k) by definition: [..., T, Hq] and [..., S, Hk] -> [..., T, S]."""
@@ -138,6 +170,33 @@ class Score:
     def tanh_vector(self) -> Array | None:
         """w, where the projected score is wᵀ tanh(x + y); there is a kernel for that."""
         return None
+
+    # What a sum or a multiple may ask ---------------------------------------------------------
+
+    def about_keys(self, query: Array, center: Array | None) -> "KeyPolynomial | None":
+        """The score as a polynomial of the key around a center, [..., K, 1, Hk]; None: 0.
+
+        Sums of such scores need no more features than one of them. None for no such form.
+        """
+        return None
+
+    def scaled(self, factor: Array) -> "Score | None":
+        """The score times a factor, () or (N,), as a score of its own class; None: no such form."""
+        return None
+
+
+class KeyPolynomial(NamedTuple):
+    """linear(q) . (k - c) + square ‖k - c‖² + constant(q).
+
+    Attributes:
+        linear: [..., T, Hk], float32 or wider.
+        square: broadcasts against [..., T, Hk]; None is zero.
+        constant: [..., T]; None is zero.
+    """
+
+    linear: Array
+    square: Array | None = None
+    constant: Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -362,6 +421,12 @@ def with_heads(
         for name, array in parameters.items()
         if array is not None and jnp.ndim(array) > ranks_without
     }
+
+
+def over_heads(parameter: float | Array, like: Array) -> Array:
+    """A number, or (N,), one per head, in float32 or wider, to multiply [..., N, T, D] by."""
+    array = jnp.asarray(parameter, accumulation_dtype(like.dtype))
+    return array.reshape((1,) * (like.ndim - array.ndim - 2) + array.shape + (1, 1))
 
 
 def require_one_width(name: str, query_width: int, key_width: int) -> None:
