@@ -34,6 +34,8 @@ hypothesis.settings.register_profile("nightly", deadline=None, max_examples=2000
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 ON_GPU = jax.default_backend() == "gpu"
+if ON_GPU:  # float32 against an oracle: not TF32, JAX's default there (test_precision.py has that)
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects

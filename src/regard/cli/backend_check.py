@@ -155,9 +155,10 @@ def hopper_refusal(device: Device | None = None) -> str | None:
 
 
 def first_choice() -> str:
-    """The backend that `attend` picks on this device for a dot product of 4,096 tokens."""
-    x = jnp.zeros((1, 4096, WIDTH), "bfloat16" if device_of().platform == "gpu" else "float32")
-    return choose(prepare(x, x, x)[1], None).backend.name
+    """The backend that `attend` picks on this device for a dot product of some size."""
+    dtype = "bfloat16" if device_of().platform == "gpu" else "float32"
+    tokens = jnp.zeros((1, 16 * T, WIDTH), dtype)  # more than fit in a cache
+    return choose(prepare(tokens, tokens, tokens)[1], None).backend.name
 
 
 # ---------------------------------------------------------------------------------------------
