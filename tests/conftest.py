@@ -34,6 +34,8 @@ hypothesis.settings.register_profile("nightly", deadline=None, max_examples=2000
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 ON_GPU = jax.default_backend() == "gpu"
+if ON_GPU:  # float32 against an oracle: not TF32, JAX's default there (test_precision.py has that)
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
@@ -67,7 +69,7 @@ def programs_are_kept(request, tmp_path_factory):
     else:
         folder = kept.mkdir("programs")
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     compilation_cache.reset_cache()  # JAX decided at its first compilation
 

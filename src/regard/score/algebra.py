@@ -21,6 +21,7 @@ from regard.score.contract import (
     Lift,
     Score,
     TileForm,
+    as_multiplied,
     over_heads,
     promote,
     require_pytree,
@@ -380,7 +381,7 @@ def _lift_of_polynomials(parts: Sequence[Part], visible: Array | None) -> Lift:
     wide = plain.linear.dtype
     center = center_of(key.astype(wide), visible)
     # The norm of the rounded key, as in Gaussian.lift: a key that is off by one rounding.
-    rounded = (key.astype(wide) - center).astype(key.dtype)
+    rounded = as_multiplied((key.astype(wide) - center).astype(key.dtype))
     if visible is not None:
         rounded = jnp.where(visible[..., None], rounded, 0)
     found = _total([_polynomial(part, center) for part in parts])

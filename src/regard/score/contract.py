@@ -309,7 +309,7 @@ class Lift:
         """phi(q) . psi(k) + biases, [..., T, S]."""
         query = self.query_features()
         key = repeat_heads(self.key_features().astype(query.dtype), query)
-        scores = inner_products(query, key)
+        scores = inner_products(query, key, exact=self.expansion is not None)
         if self.key_bias is not None:
             scores = scores + repeat_heads(self.key_bias[..., None, :], query)
         if self.query_bias is not None:
@@ -362,26 +362,70 @@ def accumulation_dtype(*dtypes: jnp.dtype) -> jnp.dtype:
     return promote(jnp.dtype(jnp.float32), *dtypes)
 
 
-def matmul_precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
-    """Full float32 products unless the user chose otherwise (jax.default_matmul_precision).
+def matmul_precision(dtype: jnp.dtype, *, exact: bool = False) -> jax.lax.Precision | None:
+    """The precision of a matrix product: what `jax.default_matmul_precision` says.
 
-    A GPU would quietly use tf32, three digits, which breaks the promise that a float32 input
-    is scored in float32.
+    Where it says nothing, JAX's default for the device: a GPU multiplies float32 in TF32, whose
+    numbers have 11 significant bits, a CPU in float32.
+
+    Args:
+        exact: for the features of a lift whose tolerance TF32 would exceed: float32 on a GPU too,
+            unless the user chose otherwise.
     """
-    chosen = getattr(jax.config, "jax_default_matmul_precision", None)
-    if chosen is None and jnp.dtype(dtype).itemsize >= 4:
+    unset = _chosen_precision() is None
+    if unset and jnp.dtype(dtype).itemsize >= 4 and (exact or current_platform() == "cpu"):
         return jax.lax.Precision.HIGHEST
     return None
 
 
+def multiplies_in_float32(dtype: jnp.dtype, *, exact: bool = False) -> bool:
+    """Whether `matmul_precision` asks for products of whole float32 numbers, and not of TF32."""
+    if jnp.dtype(dtype).itemsize < 4:
+        return False
+    full = ("highest", "float32", "F32_F32_F32")
+    return matmul_precision(dtype, exact=exact) is not None or _chosen_precision() in full
+
+
+def as_multiplied(array: Array) -> Array:
+    """The array as a matrix unit reads it: float32 rounded to TF32 where products are in TF32.
+
+    For what depends on the very numbers that are multiplied, such as the norm of a key.
+    """
+    in_tf32 = array.dtype == jnp.float32 and current_platform(array) == "gpu"
+    if not in_tf32 or multiplies_in_float32(array.dtype):
+        return array
+    return jax.lax.reduce_precision(array, exponent_bits=8, mantissa_bits=10)
+
+
+def describe_products(dtype: jnp.dtype, platform: str) -> str:
+    """How float32 is multiplied on a GPU, for `explain`; "" elsewhere."""
+    if platform != "gpu" or jnp.dtype(dtype) != jnp.float32:
+        return ""
+    chosen = _chosen_precision()
+    how = "in TF32, JAX's default" if chosen is None else f"by the setting {chosen!r}"
+    return f"; float32 products {how} (jax.default_matmul_precision)"
+
+
+def _chosen_precision() -> str | None:
+    return getattr(jax.config, "jax_default_matmul_precision", None)
+
+
 def inner_products(
-    query: Float[Array, "... T R"], key: Float[Array, "... S R"]
+    query: Float[Array, "... T R"], key: Float[Array, "... S R"], *, exact: bool = False
 ) -> Float[Array, "... T S"]:
-    """query . key for every pair, accumulated in float32 or wider."""
-    return _product("...tr,...sr->...ts", query, key)
+    """query . key for every pair, accumulated in float32 or wider; `exact` as in
+    `matmul_precision`.
+    """
+    return _product("...tr,...sr->...ts", query, key, exact=exact)
 
 
-def _product(subscripts: str, left: Array, right: Array, dtype: jnp.dtype | None = None) -> Array:
+def _product(
+    subscripts: str,
+    left: Array,
+    right: Array,
+    dtype: jnp.dtype | None = None,
+    exact: bool = False,
+) -> Array:
     wide = accumulation_dtype(left.dtype) if dtype is None else dtype
     if current_platform(left) == "cpu":  # not every product of 16-bit numbers exists there
         left, right = left.astype(wide), right.astype(wide)
@@ -389,7 +433,7 @@ def _product(subscripts: str, left: Array, right: Array, dtype: jnp.dtype | None
         subscripts,
         left,
         right,
-        precision=matmul_precision(left.dtype),
+        precision=matmul_precision(left.dtype, exact=exact),
         preferred_element_type=wide,
     )
 

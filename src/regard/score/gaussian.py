@@ -14,6 +14,7 @@ from regard.score.contract import (
     RawQueries,
     Score,
     accumulation_dtype,
+    as_multiplied,
     over_heads,
     over_shares,
     repeat_heads,
@@ -63,10 +64,10 @@ class Gaussian(Score):
         # caller's layout. In float16 it goes to the queries, since the keys could overflow.
         by_keys = jnp.finfo(key.dtype).maxexp > 16
         on_query, on_key = (1.0, inverse_square) if by_keys else (inverse_square, 1.0)
-        key = ((key.astype(wide) - center) * on_key).astype(key.dtype)
+        key = as_multiplied(((key.astype(wide) - center) * on_key).astype(key.dtype))
         if visible is not None:
             key = jnp.where(visible[..., None], key, 0)
-        centered = query.astype(wide) - repeat_heads(center, query)
+        centered = as_multiplied(query.astype(wide) - repeat_heads(center, query))
         # The norm of the *rounded* key: the score is then the exact Gaussian of a key that is off
         # by one rounding. With the norm of the exact key it would not be a squared distance.
         psi = key.astype(wide)
