@@ -9,12 +9,15 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
+
+T = TypeVar("T")
 
 # ---------------------------------------------------------------------------------------------
 # The device of a call.
@@ -49,13 +52,28 @@ def device_of(*trees: Any) -> Device:
 
 
 @contextlib.contextmanager
-def on_device(device: Device) -> Iterator[None]:
-    """What is traced inside is traced for this device."""
-    token = _current.set(device)
+def with_value(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Gives a context variable this value for what is traced inside."""
+    token = variable.set(value)
+    held = _in_force.set((*_in_force.get(), (variable.name, value)))
     try:
         yield
     finally:
-        _current.reset(token)
+        _in_force.reset(held)
+        variable.reset(token)
+
+
+_in_force: ContextVar[tuple[tuple[str, Any], ...]] = ContextVar("in_force", default=())
+
+
+def in_force() -> tuple[tuple[str, Any], ...]:
+    """The names and values that enclosing `with_value` blocks have given, the outermost first."""
+    return _in_force.get()
+
+
+def on_device(device: Device) -> AbstractContextManager[None]:
+    """What is traced inside is traced for this device."""
+    return with_value(_current, device)
 
 
 def current_platform(*arrays: Any) -> str:

@@ -131,7 +131,9 @@ def _opened(browser, path: Path) -> list[str]:
     lines = []
     with quiet_page(browser) as page:
         page.goto(path.as_uri())
-        for view in ("heatmap", "lines", "table"):
+        for view in ("heatmap", "lines", "table", "heads"):
+            if not page.is_visible(f"[data-view={view}]"):  # of a single head
+                continue
             page.click(f"[data-view={view}]")
             page.wait_for_selector(f"[data-view={view}][aria-pressed=true]")
             lines += [f"{view}:", *page_outline(page.inner_html("#view"))]

@@ -71,7 +71,7 @@ def _refusal(value: Any) -> str | None:
 # ---------------------------------------------------------------------------------------------
 # The help, from the signature of the function that a command calls.
 
-KINDS = {int: "N", float: "X", Path: "PATH"}  # of values, where an option does not name its own
+KINDS = {int: "N", float: "X", Path: "FILE"}  # of values, where an option does not name its own
 
 
 @dataclass(frozen=True)

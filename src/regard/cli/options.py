@@ -8,7 +8,6 @@ import typer
 Model = Annotated[
     Path | None,
     typer.Option(
-        "--model",
         metavar="FOLDER",
         help="Folder of a model or of a training run.",
         show_default="the English-French model that comes with regard",
@@ -17,43 +16,31 @@ Model = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        "--out",
-        metavar="FILE",
         help="File to write the result to; it appears only when it is complete.",
         show_default="stdout",
     ),
 ]
 Source = Annotated[
     Path | None,
-    typer.Option("--source", metavar="FILE", help="File with one source sentence per line."),
+    typer.Option(help="File with one source sentence per line."),
 ]
 Target = Annotated[
     Path | None,
-    typer.Option(
-        "--target", metavar="FILE", help="File with the translation of each line of --source."
-    ),
+    typer.Option(help="File with the translation of each line of --source."),
 ]
 Tsv = Annotated[
     Path | None,
-    typer.Option(
-        "--tsv",
-        metavar="FILE",
-        help="File of sentence pairs, with a tab between source and target; - for stdin.",
-    ),
+    typer.Option(help="File of sentence pairs, with a tab between source and target; - for stdin."),
 ]
 Beam = Annotated[
     int,
     typer.Option(
-        "--beam",
-        min=1,
-        max=256,
-        help="How many partial translations the search keeps; 1 is greedy search.",
+        min=1, max=256, help="How many partial translations the search keeps; 1 is greedy search."
     ),
 ]
 LengthPenalty = Annotated[
     float,
     typer.Option(
-        "--length-penalty",
         min=0.0,
         max=10.0,
         help="How strongly the search corrects its preference for short translations: 0 not at "

@@ -226,7 +226,8 @@ class PositionalEncoding(nn.Module):
     """Adds sines and cosines of the position: P[i, 2j] = sin(i / 10000^(2j/d)), cos at 2j + 1.
 
     P, (1, max_len, num_hiddens), is sown into the collection "intermediates". Odd widths work;
-    a sequence longer than max_len is a ValueError (in the book, both fail inside).
+    a sequence longer than max_len is a ValueError (in the book, both fail inside). `start` is the
+    position of X's first step, for decoding token by token.
 
     Example:
         >>> from regard import d2l
@@ -240,18 +241,25 @@ class PositionalEncoding(nn.Module):
     max_len: int = 1000
 
     @nn.compact
-    def __call__(self, X: Array, training: bool = False) -> Array:
-        if X.shape[1] > self.max_len:
+    def __call__(self, X: Array, training: bool = False, start: int = 0) -> Array:
+        if X.ndim != 3 or X.shape[2] != self.num_hiddens:
             raise ValueError(
-                f"X is longer than max_len. Got X {list(X.shape)}, max_len {self.max_len}. "
-                f"Fix: PositionalEncoding(..., max_len={X.shape[1]})."
+                "X is (batch, steps, num_hiddens). "
+                f"Got X {list(X.shape)}, num_hiddens {self.num_hiddens}."
+            )
+        end = start + X.shape[1]
+        if end > self.max_len:
+            raise ValueError(
+                f"X is longer than max_len. Got X {list(X.shape)}"
+                + (f" after {start} steps" if start else "")
+                + f", max_len {self.max_len}. Fix: max_len={end}."
             )
         column = np.arange(self.num_hiddens)
         angle = np.arange(self.max_len)[:, None] / 10000 ** (column // 2 * 2 / self.num_hiddens)
         table = np.where(column % 2 == 0, np.sin(angle), np.cos(angle))
         P = jnp.asarray(table[None], X.dtype)  # [1, max_len, num_hiddens]
         self.sow("intermediates", "P", P)
-        return nn.Dropout(self.dropout)(X + P[:, : X.shape[1]], deterministic=not training)
+        return dropped_out(self, X + P[:, start:end], training)
 
 
 class _Kernel(nn.Module):
@@ -274,6 +282,23 @@ def _zero_padding(x: Array, valid_lens: Array | None) -> Array:
     return jnp.where(seen[..., None], x, 0)
 
 
+def dropped_out(layer: nn.Module, X: Array, training: bool) -> Array:
+    """X after the layer's dropout, with the layer's own random key."""
+    rate = _dropout_rate(layer, training)
+    return nn.Dropout(rate)(X, deterministic=rate == 0)
+
+
+def _dropout_rate(layer: nn.Module, training: bool) -> float:
+    """The layer's rate in training, else 0; a rate above 0 needs a random key."""
+    rate = float(layer.dropout) if training else 0.0
+    if rate > 0 and not (layer.has_rng("dropout") or layer.has_rng("params")):
+        raise ValueError(
+            f"training=True with dropout={rate:g} draws random numbers, and there is no key for "
+            'them. Fix: apply(..., rngs={"dropout": key}), or training=False.'
+        )
+    return rate
+
+
 def _pool(
     layer: nn.Module,
     score: Score,
@@ -284,12 +309,7 @@ def _pool(
     training: bool,
 ) -> tuple[Array, Array]:
     """`attend` with the layer's dropout; under jit, weights that are not used are not computed."""
-    rate = float(layer.dropout) if training else 0.0
-    if rate > 0 and not (layer.has_rng("dropout") or layer.has_rng("params")):
-        raise ValueError(
-            f"training=True with dropout={rate:g} draws random numbers, and there is no key for "
-            'them. Fix: apply(..., rngs={"dropout": key}), or training=False.'
-        )
+    rate = _dropout_rate(layer, training)
     return regard.attend(
         queries,
         keys,

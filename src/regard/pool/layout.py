@@ -1,7 +1,6 @@
 """How a problem is cut into tiles: their sizes, and every array padded to whole blocks."""
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Self
@@ -13,6 +12,7 @@ from jax import Array
 
 from regard.mask import Allowed
 from regard.normalize import Normalizer
+from regard.placement import with_value
 from regard.pool.backend import Problem
 from regard.pool.score_plan import ScorePath
 from regard.pool.xla_tiles import Operands, TilePlan, Tiling, pad_rows, product_dtype
@@ -22,14 +22,9 @@ from regard.shapes import Axes
 _forced: ContextVar[Tiling | None] = ContextVar("tiling", default=None)
 
 
-@contextlib.contextmanager
-def tiling(*, block_q: int, block_k: int, block_b: int = 1) -> Iterator[None]:
+def tiling(*, block_q: int, block_k: int, block_b: int = 1) -> AbstractContextManager[None]:
     """Forces the tile sizes of calls traced inside; for tests and tuning."""
-    token = _forced.set(Tiling(block_b, block_q, block_k))
-    try:
-        yield
-    finally:
-        _forced.reset(token)
+    return with_value(_forced, Tiling(block_b, block_q, block_k))
 
 
 def forced_tiling() -> Tiling | None:

@@ -4,9 +4,8 @@ Scores with a lift run as features (kernels/feature_pass.py). Additive scores pa
 range, or exact by request, run as tanh in registers (kernels/tanh_pass.py).
 """
 
-import contextlib
 import functools
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.normalize import Softmax
-from regard.placement import Device
+from regard.placement import Device, with_value
 from regard.pool.backend import Backend, Problem, Request, zero_for_gradient
 from regard.pool.kernels.block_shapes import Blocks, current_blocks
 from regard.pool.score_plan import Pass, ScorePath, ScorePlan
@@ -29,8 +28,7 @@ _DTYPES = ("bfloat16", "float16", "float32")
 _interpreted: ContextVar[bool] = ContextVar("interpreted", default=False)
 
 
-@contextlib.contextmanager
-def interpreted() -> Iterator[None]:
+def interpreted() -> AbstractContextManager[None]:
     """Runs the kernels on a CPU, step by step and slowly; for tests.
 
     Example:
@@ -41,11 +39,7 @@ def interpreted() -> Iterator[None]:
         ...     regard.attend(x, x, x, implementation="pallas").shape
         (1, 16, 16)
     """
-    token = _interpreted.set(True)
-    try:
-        yield
-    finally:
-        _interpreted.reset(token)
+    return with_value(_interpreted, True)
 
 
 @dataclass(frozen=True)
@@ -100,9 +94,13 @@ class Pallas(Backend):
                 return f"the kernels take {', '.join(_DTYPES)}, not {dtype}"
         if axes.V > 256:
             return f"values wider than 256 (here {axes.V})"
-        if axes.empty() or request.lift is not None or request.score.tanh_vector() is not None:
+        if axes.empty() or request.score.tanh_vector() is not None:
             return None
-        name = type(request.score).__name__
+        lift, name = request.lift, request.score.label()
+        if lift is not None and lift.in_range is None:
+            return None
+        if lift is not None:
+            return f"{name}: its lift holds over a range of data, and no kernel scores it outside"
         return f"{name} has no lift: no inner product for the kernels to compute"
 
     def describe(self, request: Request) -> str:

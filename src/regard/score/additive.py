@@ -4,9 +4,8 @@ The series itself is in sine_series.py. Here: the definition, the features, and 
 sends data out of the series' range to the definition.
 """
 
-import contextlib
 import math
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool
 
-from regard.placement import current_platform
+from regard.placement import current_platform, with_value
 from regard.score.contract import (
     Lift,
     Score,
@@ -68,21 +67,16 @@ def lift_policy() -> LiftPolicy:
     return _policy.get()
 
 
-@contextlib.contextmanager
-def _with_policy(**changes: bool) -> Iterator[None]:
-    token = _policy.set(replace(_policy.get(), **changes))
-    try:
-        yield
-    finally:
-        _policy.reset(token)
+def _with_policy(**changes: bool) -> AbstractContextManager[None]:
+    return with_value(_policy, replace(_policy.get(), **changes))
 
 
-def unguarded() -> contextlib.AbstractContextManager[None]:
+def unguarded() -> AbstractContextManager[None]:
     """Traces the lift without its range check, to measure what the check costs. Not for use."""
     return _with_policy(guarded=False)
 
 
-def lift_anywhere() -> contextlib.AbstractContextManager[None]:
+def lift_anywhere() -> AbstractContextManager[None]:
     """Traces the lift also where the definition is faster; for tests and tuning."""
     return _with_policy(anywhere=True)
 
@@ -162,6 +156,10 @@ class Additive(Score):
         x = query.astype(wide) if self.query_kernel is None else project(query, self.query_kernel)
         y = key.astype(wide) if self.key_kernel is None else project(key, self.key_kernel)
         tolerance = self.lift_tolerance(query.dtype)  # x and y no longer tell the compute dtype
+        # float32 on a GPU: tanh in registers is faster than products without TF32, which the lift's
+        # tolerance forbids (one H200, B=8, T=S=2048, h=V=64: 0.87 ms, the lift 18.2).
+        if query.dtype == jnp.float32 and current_platform(query) == "gpu":
+            tolerance = tolerance if lift_policy().anywhere else None
         projected = Additive(
             None, None, self.vector.astype(wide), "exact" if tolerance is None else tolerance
         )
@@ -257,6 +255,9 @@ class Additive(Score):
 
     def tanh_vector(self) -> Array:
         return self.vector
+
+    def scaled(self, factor: Array) -> Score:
+        return replace(self, vector=factor[..., None] * self.vector)
 
 
 def _back_on_cpu(

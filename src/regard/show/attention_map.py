@@ -6,7 +6,6 @@ terminal (terminal.py), and a JSON file that can be loaded again.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,8 @@ import numpy as np
 
 import regard
 from regard.atomic_file import write_atomically
+from regard.show.heatmaps import import_drawing
+from regard.versioned_json import parse_versioned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,6 +45,8 @@ class AttentionMap:
         query_labels: T names, one for each row; None: numbers.
         key_labels: S names, one for each column; None: numbers.
         title: one line above all panels.
+        signed: the weights are differences: drawn around 0, one color for more and another for
+            less. `first - second` of two maps sets it.
         end: the name of one more column, for the weight that each row lacks to 1. A translation's
             weights (`Translation.weights`) leave out what fell on the end of the sentence; with
             `end="(end)"` every row sums to 1. Weights that are all zero (a model without
@@ -61,6 +64,7 @@ class AttentionMap:
     query_labels: tuple[str, ...]
     key_labels: tuple[str, ...]
     title: str
+    signed: bool
 
     def __init__(
         self,
@@ -69,6 +73,8 @@ class AttentionMap:
         key_labels: Sequence[str] | None = None,
         title: str = "",
         end: str | None = None,
+        *,
+        signed: bool = False,
     ) -> None:
         given = np.asarray(weights)
         if not 2 <= given.ndim <= 4 or 0 in given.shape[:-2]:
@@ -85,7 +91,7 @@ class AttentionMap:
             )
         self.query_labels = _labels("query_labels", query_labels, given, -2)
         self.key_labels = _labels("key_labels", key_labels, given, -1)
-        self.title = title
+        self.title, self.signed = title, signed
         if end is not None and self.weights.any():
             self.weights = np.concatenate([self.weights, _missing(self.weights)], axis=-1)
             self.key_labels += (end,)
@@ -136,12 +142,87 @@ class AttentionMap:
             weights = weights[example]
         return cls(np.asarray(weights, np.float32), query_labels, key_labels, title)
 
+    @classmethod
+    def stack(
+        cls,
+        layers: Sequence[Any],
+        query_labels: Sequence[str] | None = None,
+        key_labels: Sequence[str] | None = None,
+        title: str = "",
+        *,
+        example: int = 0,
+    ) -> AttentionMap:
+        """The weights of a whole model, a list with one array for each layer.
+
+        Example:
+            >>> import numpy as np
+            >>> from regard.show import AttentionMap
+            >>> layers = [np.full((2, 4, 5, 5), 0.2) for _ in range(3)]  # batch 2, 4 heads
+            >>> AttentionMap.stack(layers, example=1).weights.shape
+            (3, 4, 5, 5)
+
+        Args:
+            layers: for each layer (T, S), (heads, T, S) or (batch, heads, T, S).
+            query_labels, key_labels, title: as for the class.
+            example: which of the batch, where there is one.
+
+        Raises:
+            ValueError: no layer, or layers of several shapes.
+        """
+        arrays = [np.asarray(layer) for layer in layers]
+        if not arrays or len({layer.shape for layer in arrays}) > 1 or arrays[0].ndim > 4:
+            raise ValueError(
+                "layers must be arrays of one shape: (T, S), (heads, T, S) or (batch, heads, T, "
+                f"S). Got layers {[list(layer.shape) for layer in arrays]}. Fix for other "
+                "shapes, such as self- and cross-attention: one map for each."
+            )
+        if arrays[0].ndim == 4:
+            arrays = [layer[example] for layer in arrays]
+        if arrays[0].ndim == 2:
+            arrays = [layer[None] for layer in arrays]
+        return cls(np.stack(arrays), query_labels, key_labels, title)
+
+    def __sub__(self, other: AttentionMap) -> AttentionMap:
+        """What the first map has more than the second: a map of numbers around 0, in two colors.
+
+        A map of one layer or head is compared with all of the other's. Where the labels differ,
+        as between two sentences of one length, both are written.
+
+        Example:
+            >>> import numpy as np
+            >>> from regard.show import AttentionMap
+            >>> red = AttentionMap([[0.75, 0.25]], ["voiture"], ["car", "red"])
+            >>> old = AttentionMap([[0.5, 0.5]], ["voiture"], ["car", "old"])
+            >>> (red - old).weights.tolist(), (red - old).key_labels
+            ([[[[0.25, -0.25]]]], ('car', 'red | old'))
+
+        Raises:
+            ValueError: the maps have different rows, columns, layers or heads.
+        """
+        if not isinstance(other, AttentionMap):
+            return NotImplemented
+        mine, others = self.weights.shape, other.weights.shape
+        if mine[2:] != others[2:] or any(
+            a != b and 1 not in (a, b) for a, b in zip(mine[:2], others[:2], strict=True)
+        ):
+            raise ValueError(
+                "a difference needs two maps of the same rows and columns, and of the same layers "
+                f"and heads or one. Got weights {list(mine)} and {list(others)} (layers, heads, T, "
+                "S). Fix: AttentionMap(seen.weights[layer, head], ...) for one of many."
+            )
+        sides = ((self.query_labels, other.query_labels), (self.key_labels, other.key_labels))
+        rows, columns = (
+            [a if a == b else f"{a} | {b}" for a, b in zip(*side, strict=True)] for side in sides
+        )
+        title = f"{self.title} − {other.title}" if self.title and other.title else ""
+        return AttentionMap(self.weights - other.weights, rows, columns, title, signed=True)
+
     # Views -----------------------------------------------------------------------------------
 
     def plot(
         self,
         *,
-        cmap: str = "Blues",
+        cmap: str | None = None,
         figsize: tuple[float, float] | None = None,
         titles: Sequence[str] | None = None,
         xlabel: str = "",
@@ -158,17 +239,16 @@ class AttentionMap:
         its fonts: set `pdf.fonttype` to 42 and `svg.fonttype` to "none" in `matplotlib.rcParams`.
 
         Args:
-            cmap: the name of a Matplotlib color map.
+            cmap: the name of a Matplotlib color map. None: "Blues", and "RdBu" for a difference.
             figsize: width and height in inches; None: large enough for the labels.
             titles: one for each head, or one for each panel, instead of their numbers.
             xlabel, ylabel: names of the axes, such as "keys" and "queries".
             vmin, vmax: the ends of the color scale. None: 0 and 1 for the weights of up to 64
-                keys; for more keys, see `regard.show.heatmaps.color_scale`.
+                keys; for more keys, see `regard.show.heatmaps.color_scale`. A difference has 0 in
+                the middle of its scale.
             ax: Matplotlib axes to draw on; for several panels an array of layers × heads axes.
             colorbar: whether to draw the color bar.
         """
-        from regard.show.heatmaps import import_drawing
-
         return import_drawing("AttentionMap.plot").draw(
             self,
             cmap=cmap,
@@ -230,14 +310,8 @@ class AttentionMap:
                 raise TypeError(f"{kind} takes no plot options. Got {', '.join(options)}.")
             write_atomically(path, self.to_html() if kind == ".html" else self.to_json())
             return path
-        figure, picture = self.plot(**options), io.BytesIO()
-        figure.savefig(picture, format=kind[1:], dpi=150)
-        if options.get("ax") is None:
-            from matplotlib import pyplot
-
-            pyplot.close(figure)
-        write_atomically(path, picture.getvalue())
-        return path
+        figure = self.plot(**options)
+        return import_drawing("AttentionMap.save").write(figure, path, options.get("ax") is None)
 
     def to_json(self) -> str:
         """What `from_json` reads; weights with six digits."""
@@ -250,7 +324,7 @@ class AttentionMap:
             "query_labels": self.query_labels,
             "key_labels": self.key_labels,
             "weights": nested,
-        }
+        } | ({"signed": True} if self.signed else {})
         return json.dumps(content, ensure_ascii=False)
 
     @classmethod
@@ -260,17 +334,7 @@ class AttentionMap:
         Raises:
             ValueError: the text is not an attention map, or one of another version.
         """
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{origin} is not JSON: {error}.") from None
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError(f"{origin} is no attention map: its format is not {FORMAT!r}.")
-        if content.get("version") != VERSION:
-            raise ValueError(
-                f"{origin} is of version {content.get('version')!r}, and this regard reads "
-                f"version {VERSION}."
-            )
+        content = parse_versioned(text, origin, FORMAT, VERSION)
         try:
             with np.errstate(over="ignore"):  # overflows become Inf, which is refused below
                 weights = np.asarray(content["weights"], np.float32)
@@ -278,7 +342,8 @@ class AttentionMap:
             rows, columns = ([str(label) for label in side] for side in sides)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{origin} is damaged: {error!r}.") from None
-        return cls(weights, rows, columns, title=str(content.get("title", "")))
+        title, signed = str(content.get("title", "")), bool(content.get("signed", False))
+        return cls(weights, rows, columns, title, signed=signed)
 
     @classmethod
     def load(cls, path: str | Path) -> AttentionMap:

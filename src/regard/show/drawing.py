@@ -5,8 +5,10 @@ Needs Matplotlib when it is imported; `heatmaps.import_drawing` does so when som
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -16,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
+from regard.atomic_file import write_atomically
 from regard.show.heatmaps import color_scale, panel_titles
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ CELL = 0.32  # inches, with words beside it
 SMALLEST, LARGEST = 2.2, 9.0  # inches, of a panel that is alone
 MOST_LABELS = 60  # beyond, only some are written
 NUMBERS = 12  # up to so many rows and columns, each cell has its number
+SIGNED = "RdBu"  # the colors of differences: more is blue, as in a map of weights
 MANY_PANELS = 16  # beyond, letters and panels are small
 
 # Journals refuse Type 3 fonts, and text that is text can be searched and edited.
@@ -44,7 +48,7 @@ class PaperFigure(Figure):
 def draw(
     seen: AttentionMap,
     *,
-    cmap: str,
+    cmap: str | None,
     figsize: tuple[float, float] | None,
     titles: Sequence[str] | None,
     xlabel: str,
@@ -57,12 +61,13 @@ def draw(
     """The figure of `AttentionMap.plot`. One color scale for all panels."""
     layers, heads, T, S = seen.weights.shape
     names = panel_titles(titles, seen.weights.shape) if titles is not None else None
-    scale = color_scale(seen.weights, vmin, vmax)
+    scale = color_scale(seen.weights, vmin, vmax, signed=seen.signed)
+    bar = "difference" if seen.signed else "weight"
     several = layers * heads > 1
     font = 6 if layers * heads > MANY_PANELS else 9
     margins = (
-        _room(seen.query_labels, font) + 0.5,
-        _room(seen.key_labels, font) + 0.4,
+        room_of(seen.query_labels, font) + 0.5,
+        room_of(seen.key_labels, font) + 0.4,
         0.7 if seen.title else 0.3,
     )
     titled = titles is not None and len(titles) > heads  # a title above every panel
@@ -70,9 +75,10 @@ def draw(
         panel = [_panel_inches(n, layers * heads) for n in (S, T)]
         figsize = (heads * panel[0] + margins[0] + 0.9, layers * panel[1] + margins[1] + margins[2])
     figure, grid = make_panels(seen.weights.shape, figsize, ax, margins, titled)
-    fill(figure, grid, seen.weights, cmap, scale, aspect="auto", bar="weight" if colorbar else None)
+    cmap = cmap or (SIGNED if seen.signed else "Blues")
+    fill(figure, grid, seen.weights, cmap, scale, aspect="auto", bar=bar if colorbar else None)
     if not several and max(T, S) <= NUMBERS:
-        _write_numbers(grid[0, 0], seen.weights[0, 0], *scale)
+        write_numbers(grid[0, 0])
     if names is None:
         names = [f"head {head}" if heads > 1 else "" for head in range(heads)]
     shown = grid.ravel() if titled else grid[0]
@@ -85,10 +91,10 @@ def draw(
     for layer, axes in enumerate(grid[:, 0]):
         parts = [f"layer {layer}"] * (layers > 1 and not titled) + [ylabel] * bool(ylabel)
         axes.set_ylabel(plain("\n".join(parts)), fontsize=10)
-        _label(axes, "y", seen.query_labels, font)
+        label(axes, "y", seen.query_labels, font)
     for axes in grid[-1]:
         axes.set_xlabel(plain(xlabel), fontsize=10)
-        _label(axes, "x", seen.key_labels, font)
+        label(axes, "x", seen.key_labels, font)
     outer_ticks_only(grid)
     if not several:
         grid[0, 0].xaxis.set_label_position("top")
@@ -175,11 +181,30 @@ def outer_ticks_only(grid: np.ndarray) -> None:
         axes.yaxis.set_ticks([])
 
 
+def figsize_of_columns(maps: Sequence[AttentionMap], rows: int) -> tuple[float, float]:
+    """Inches of a figure whose columns are these maps, each cell large enough for its number."""
+    T, S = maps[0].weights.shape[-2:]
+    wide, high = (min(max(CELL * n, SMALLEST), LARGEST / 2) for n in (S, T))
+    labels = {seen.query_labels: room_of(seen.query_labels, 9) + 0.3 for seen in maps}
+    above = max(room_of(seen.key_labels, 9) for seen in maps) + 0.5
+    return len(maps) * wide + sum(labels.values()) + 1.8, rows * (high + above) + 0.2
+
+
 def finished(figure: Any, ax: Any) -> Figure:
     """The figure to return. In a notebook it is closed, which would otherwise show it twice."""
     if ax is None and "inline" in pyplot.get_backend():
         pyplot.close(figure)
     return figure
+
+
+def write(figure: Any, path: Path, close: bool = True) -> Path:
+    """Writes the figure by the ending of `path`, completely or not at all; and closes it."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix.lower()[1:], dpi=150)
+    if close:
+        pyplot.close(figure)
+    write_atomically(path, picture.getvalue())
+    return path
 
 
 def plain(text: str) -> str:
@@ -191,7 +216,7 @@ def _title_size(axes: Any, titles: Sequence[str]) -> float:
     """The size of letters at which the longest title is no wider than its panel."""
     # The final layout makes a panel at least a tenth wider than Matplotlib's default margins do.
     inches = 1.1 * axes.get_window_extent().width / axes.get_figure(root=True).dpi
-    return min(9.0, max(9.0 * inches / max(_room(titles, 9), 1e-6), 5.0))
+    return min(9.0, max(9.0 * inches / max(room_of(titles, 9), 1e-6), 5.0))
 
 
 def _fits(axes: Any, side: str, labels: Sequence[str], font: float) -> int:
@@ -199,22 +224,22 @@ def _fits(axes: Any, side: str, labels: Sequence[str], font: float) -> int:
     box = axes.get_window_extent()
     inches = (box.width if side == "x" else box.height) / axes.get_figure(root=True).dpi
     # Short column labels are written side by side; all others need the height of a line.
-    across = side == "x" and not _upright(labels)
-    return max(int(inches / (_room(labels, font) + 0.06 if across else font * 1.1 / 72)), 1)
+    across = side == "x" and not upright(labels)
+    return max(int(inches / (room_of(labels, font) + 0.06 if across else font * 1.1 / 72)), 1)
 
 
-def _upright(labels: Sequence[str]) -> bool:
+def upright(labels: Sequence[str]) -> bool:
     """Whether the labels of the columns are turned by 90 degrees."""
     return any(len(labels[place]) > 2 for place in _labeled(labels))
 
 
-def _label(axes: Any, side: str, labels: Sequence[str], font: float) -> None:
+def label(axes: Any, side: str, labels: Sequence[str], font: float) -> None:
     """Writes the labels of one axis: only some of them, where all would overlap."""
     places = _labeled(labels)
     step = places.step * -(-len(places) // _fits(axes, side, labels, font))
     places = range(0, len(labels), step)
     words = [plain(labels[place]) for place in places]
-    axis, rotation = (axes.yaxis, 0) if side == "y" else (axes.xaxis, 90 * _upright(labels))
+    axis, rotation = (axes.yaxis, 0) if side == "y" else (axes.xaxis, 90 * upright(labels))
     axis.set_ticks(places, words, rotation=rotation, fontsize=font)
 
 
@@ -223,12 +248,24 @@ def _labeled(labels: Sequence[str]) -> range:
     return range(0, len(labels), -(-max(len(labels), 1) // MOST_LABELS))
 
 
-def _write_numbers(axes: Any, weights: np.ndarray, low: float, high: float) -> None:
+def write_numbers(axes: Any) -> None:
+    """Writes each weight of the panel's image on its cell, in white where the cell is dark."""
+    (image,) = axes.images
+    weights = image.get_array().filled(0.0)
+    size = 6.5 if weights.min(initial=0.0) < 0 else 7  # room for a minus
     for (row, column), weight in np.ndenumerate(weights):
         if abs(weight) >= 0.005:  # below, it would be "0.00"
-            color = "white" if (weight - low) / (high - low) > 0.6 else "black"
+            red, green, blue, _ = image.cmap(image.norm(weight))
+            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
+            written = f"{weight:.2f}".replace("-", "−")
             axes.text(
-                column, row, f"{weight:.2f}", ha="center", va="center", fontsize=7, color=color
+                column,
+                row,
+                written,
+                ha="center",
+                va="center",
+                fontsize=size,
+                color="white" if dark else "black",
             )
 
 
@@ -239,7 +276,7 @@ def _panel_inches(places: int, panels: int) -> float:
     return min(max(CELL * places, SMALLEST), LARGEST) / (2.0 if panels > 1 else 1.0)
 
 
-def _room(labels: Sequence[str], font: float) -> float:
+def room_of(labels: Sequence[str], font: float) -> float:
     """Inches that the longest label takes."""
     font_of = FontProperties(size=font)
     with warnings.catch_warnings():

@@ -96,34 +96,49 @@ def panel_titles(titles: Sequence[str] | None, shape: tuple[int, ...]) -> list[s
 
 
 def color_scale(
-    weights: np.ndarray, vmin: float | None = None, vmax: float | None = None
+    weights: np.ndarray,
+    vmin: float | None = None,
+    vmax: float | None = None,
+    *,
+    signed: bool = False,
+    few_keys: int = FEW_KEYS,
 ) -> tuple[float, float]:
     """The ends of one color scale for all weights; every view of a map uses it.
 
     Weights of up to 64 keys are drawn from 0 to 1. Many keys share small weights, which that scale
     would not show: past 64 it ends at the largest weight, but never below four times the mean, so
     that a uniform map stays light. Numbers outside 0 to 1 (scores, the weights of `Cone`) are drawn
-    from their smallest to their largest, with 0 on the scale.
+    from their smallest to their largest, with 0 on the scale. Differences (`signed`) have 0 in the
+    middle.
 
     Example:
         >>> import numpy as np
         >>> from regard.show.heatmaps import color_scale
         >>> color_scale(np.full((3, 3), 1 / 3)), color_scale(np.eye(3) - 0.5)
         ((0.0, 1.0), (-0.5, 0.5))
-        >>> color_scale(np.full((1, 1000), 0.001))
-        (0.0, 0.004)
+        >>> color_scale(np.full((1, 1024), 1 / 1024))
+        (0.0, 0.00390625)
+        >>> color_scale(np.array([[-0.25, 0.1]]), signed=True)
+        (-0.25, 0.25)
 
     Args:
         weights: (..., T, S).
-        vmin, vmax: what the caller asked for; None: the rule above.
+        vmin, vmax: what the caller asked for; None: the rule above. Of a signed scale one end is
+            minus the other where only one is given.
+        signed: whether the weights are differences.
+        few_keys: up to so many keys, weights are drawn from 0 to 1.
 
     Raises:
         ValueError: vmin is not below vmax.
     """
     finite = weights[np.isfinite(weights)]
     low, high = float(finite.min(initial=0.0)), float(finite.max(initial=0.0))
-    if low >= 0.0 and high <= 1.0 + 1e-4:  # weights; sums of them may be rounded up
-        many = weights.shape[-1] > FEW_KEYS and high > 0
+    if signed:
+        reach = max(-low, high) or 1.0
+        low = -reach if vmax is None else -float(vmax)
+        high = reach if vmin is None else -float(vmin)
+    elif low >= 0.0 and high <= 1.0 + 1e-4:  # weights; sums of them may be rounded up
+        many = weights.shape[-1] > few_keys and high > 0
         high = min(1.0, max(high, 4.0 * float(finite.mean()))) if many else 1.0
     low, high = low if vmin is None else float(vmin), high if vmax is None else float(vmax)
     if low < high:

@@ -53,7 +53,7 @@ def _numbered(seen: AttentionMap, weights: np.ndarray, label: int) -> list[Text]
     lines = [
         Text(" " * label).append(row) for row in _headings(seen.key_labels, CELL, weights.shape[1])
     ]
-    _, top = color_scale(weights)
+    _, top = color_scale(weights, signed=seen.signed)
     for name, row in zip(seen.query_labels, weights, strict=True):
         line = Text(_right(name, label))
         for weight in row:
@@ -69,7 +69,7 @@ def _shaded(seen: AttentionMap, weights: np.ndarray, label: int, room: int) -> l
     down, across = -(-T // ROWS), -(-S // room)
     cell = 2 if room >= 2 * S else 1
     grouped = _averaged(weights, down, across)
-    _, top = color_scale(grouped)
+    _, top = color_scale(grouped, signed=seen.signed)
     lines = []
     for index, row in enumerate(grouped):
         line = Text(_right(seen.query_labels[index * down], label) + " ")

@@ -23,7 +23,6 @@ from regard.seq2seq.train.progress import Progress
 from regard.seq2seq.train.settings import Settings
 from regard.seq2seq.train.training import train
 from seq2seq import reversing
-from seq2seq.tiny import kept_programs  # noqa: F401, a fixture
 
 PAIRS = list(Grammar(80, seed=3))
 ODD = [
@@ -116,9 +115,9 @@ TOYS = {
 def test_a_merge_is_skipped_as_often_as_asked_for(name, p):
     tokenizer, word, law = TOYS[name]
     merges, draw, count = Merges(tokenizer), random.Random(5).random, 20_000
-    way = merges.way(word)
+    steps = merges.steps(word)
     seen = Counter(
-        " ".join(tokenizer.pieces[token] for token in merges.drawn(way, p, draw))
+        " ".join(tokenizer.pieces[token] for token in merges.drawn(steps, p, draw))
         for _ in range(count)
     )
     expected = law(p, 1 - p)
@@ -226,7 +225,7 @@ class Killed(Progress):
             raise KeyboardInterrupt
 
 
-@pytest.mark.usefixtures("quick_compilation", "kept_programs")
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.slow
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tokenizers, tmp_path):
     size = tokenizers["mark"].source.size

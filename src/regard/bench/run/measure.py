@@ -1,4 +1,4 @@
-"""The benchmark itself: prepare every program of a group, check it, time the group in turns."""
+"""The benchmark itself: build and check every program of a group, then time them interleaved."""
 
 import dataclasses
 import itertools
@@ -12,9 +12,9 @@ from regard.bench.peers import jax_peers as peers
 from regard.bench.peers.program import Absent, Program
 from regard.bench.run.timing import Clock, Run, Timing, interleave, rounds_within, wall_clock
 
-AGAIN = "regard again"  # the same program a second time: how far apart equals can come out
-LONG = 1.0  # seconds of one run past which runs are saved
-OURS = ("regard", "unguarded")  # these depend on the tolerance, other peers do not know it
+AGAIN = "regard again"  # the same program timed twice: how much equal programs differ
+LONG = 1.0  # seconds; a program that takes longer is not warmed up again
+OURS = ("regard", "unguarded")  # these depend on the case's tolerance; the other peers do not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Settings:
     Attributes:
         repeats: rounds of a group at most, unless one of its cases asks for more.
         budget: seconds for the rounds of a group, at most; at least `case.rounds` are made.
-        quick: fewer rounds than the cases ask for. For a look, not for a claim.
+        quick: fewer rounds than the cases ask for: enough for an impression, not for a result.
         clock: measures one run.
-        reading: seconds that one reading of that clock takes at least.
+        reading: shortest duration of one reading of that clock, in seconds.
         framework: only the peers of this framework take part (see `peers.framework`).
-        solvers: threads that work out the right answers. More than one do all of them before
-            anything is timed, and so the arrays of all cases are kept.
+        solvers: threads that compute the expected results. If more than one, all results are
+            computed before anything is timed, and the arrays of all cases stay in memory.
         builders: threads that build the programs of a group.
     """
 
@@ -45,7 +45,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one program did on one case. `absent` says why there is no more than that."""
+    """What was measured of one program on one case; `absent` says why something is missing."""
 
     case: str
     who: str
@@ -56,6 +56,7 @@ class Row:
     peak_bytes: int | None = None
     errors: dict[str, float] = dataclasses.field(default_factory=dict)
     lifted: bool | None = None
+    ran: str | None = None
     absent: str | None = None
 
     @property
@@ -69,17 +70,17 @@ class Row:
         return self.flops / self.timing.median / 1e12 if self.flops and self.timing else None
 
 
-Watch = Callable[[str, float], None]  # what is going on, and how many programs further we are
-Solved = tuple[Inputs, dict | None]  # a problem's arrays and right answers; None: not to be run
+Watch = Callable[[str, float], None]  # (status, programs completed since the last call)
+Solved = tuple[Inputs, dict | None]  # a problem's arrays and expected results; None: only compile
 
 
 def steps(cases: Sequence[Case]) -> int:
-    """What the numbers given to `watch` add up to."""
+    """The sum of the numbers that `watch` is called with."""
     return 2 * sum(1 + len(case.against) for case in cases)
 
 
 def plan(cases: Sequence[Case], framework: str | None = None) -> list[tuple[Case, str]]:
-    """Who is measured on what, in table order."""
+    """The programs to measure and their cases, in the order of the table."""
     return [
         (case, who)
         for case in cases
@@ -97,8 +98,8 @@ def measure_cases(
 
     Args:
         cases: what to measure.
-        settings: how long.
-        watch: told what is going on; the numbers add up to `steps(cases)`.
+        settings: how to measure, and for how long.
+        watch: called with the status; the numbers add up to `steps(cases)`.
 
     Returns:
         A row for every case and every program that is measured on it, in table order, and one
@@ -109,11 +110,11 @@ def measure_cases(
 
 
 def measure_groups(cases: Sequence[Case], settings: Settings, watch: Watch) -> Iterator[list[Row]]:
-    """The same, giving the rows of each group as soon as they are measured."""
+    """As `measure_cases`, but yields the rows of each group as soon as they are measured."""
     cases = list(dict.fromkeys(case for case, _ in plan(cases, settings.framework)))
     solved: dict[Case, Solved] = {}
     if settings.solvers > 1:
-        watch("working out the right answers in float64", 0.0)
+        watch("computing the expected results in float64", 0.0)
         with ThreadPoolExecutor(settings.solvers) as pool:
             problems = {case.problem: case for case in cases}
             solved = dict(zip(problems, pool.map(_solve, problems.values()), strict=True))
@@ -131,7 +132,7 @@ def _run_group(
     measured: dict[Hashable, Row] = {}
     for case in cases:
         if case.problem not in solved:
-            watch(f"{case.name}: working out the right answer", 0.0)
+            watch(f"{case.name}: computing the expected result", 0.0)
             solved[case.problem] = _solve(case)
     distinct: dict[Hashable, tuple[Case, str]] = {}
     for case, who in pairs:
@@ -142,8 +143,8 @@ def _run_group(
         watch(f"{case.name}: preparing {who}", 0.0)
         return _build(case, who, solved[case.problem][0])
 
-    # Several builders are done before a program runs: a compiler may time what it builds. A single
-    # one is this thread, and each program is checked before the next is built.
+    # Several builders finish before any program runs: a compiler may time what it builds. A single
+    # builder is this thread, and each program is checked before the next is built.
     built: Iterable[Program | Row] = map(build, distinct.values())
     if settings.builders > 1:
         with ThreadPoolExecutor(settings.builders) as pool:
@@ -188,13 +189,13 @@ def _time(
     share: int,
     watch: Watch,
 ) -> dict[Hashable, Timing]:
-    """Times the runs of a group in turns; who fails at it is noted in `measured` and left out."""
+    """Times the runs of a group, interleaved; a failure is recorded in `measured`."""
     watch(f"{cases[0].group}: timing {len(runs)}", 0.0)
     once = {}
     for key, run in list(runs.items()):
         try:
-            # The error check was a warm-up, so a program that is long at it needs no other;
-            # but not on a device, where a first run may load a library.
+            # The error check has warmed up a program that takes long; on a device, where a first
+            # run may load a library, it is run once more.
             long = took.get(key, 0.0) > LONG and not settings.reading
             once[key] = took[key] if long else max(settings.reading, settings.clock(run))
         except Exception as error:  # out of memory, now that runs are queued
@@ -219,7 +220,7 @@ def _time(
 
 
 def _key(case: Case, who: str) -> Hashable:
-    """What makes two programs one: a peer is timed once for cases with one problem."""
+    """Equal for equal programs: a peer is timed once for all cases of a problem."""
     return (case.name if who in OURS else case.problem, who)
 
 
@@ -239,8 +240,14 @@ def _build(case: Case, who: str, inputs: Inputs) -> Program | Row:
 
 
 def _check(case: Case, who: str, program: Program, answer: dict | None) -> tuple[Row, float]:
-    """The row of a program so far, `absent` when it is not to be timed, and the seconds it ran."""
-    row = Row(case.name, who, temp_bytes=program.temp_bytes, peak_bytes=program.peak_bytes)
+    """The row of a program before timing (`absent` if it is wrong), and the seconds it ran."""
+    row = Row(
+        case.name,
+        who,
+        temp_bytes=program.temp_bytes,
+        peak_bytes=program.peak_bytes,
+        ran=program.ran,
+    )
     if answer is None:
         return row, 0.0
     try:

@@ -1,10 +1,10 @@
 """One process for each framework, so that none takes the device's memory from another.
 
-The parent (first half) never touches the device. When a process dies or falls silent, the group
+The parent (first half) never touches the device. When a process dies or stops answering, the group
 that it was measuring becomes rows with the reason, and a new process measures the other groups.
 The worker (second half) reads its request from standard input and answers with lines of JSON of
 one key: "ready" when the device has answered (with its description), "watch" for progress, "rows"
-for a measured group, "error" when it cannot begin, "sick" when its device no longer answers and
+for a measured group, "error" when it cannot start, "sick" when its device no longer answers and
 another process has to take over, and "done" last.
 """
 
@@ -31,8 +31,8 @@ from regard.bench.run.timing import DeviceClock, Timing
 
 WORKER = [sys.executable, "-c", "from regard.bench.run.processes import work; work()"]
 READING = 0.02  # seconds of one reading of the device's clock
-SILENCE = 240.0  # seconds without a word after which a process is given up: a kernel may hang
-THREADS = 8  # that work out right answers, and that compile; torch's compiler wants one
+SILENCE = 240.0  # seconds without a message after which a process is killed: a kernel may hang
+THREADS = 8  # that compute expected results, and that compile; torch's compiler needs one
 
 Messages = Iterator[tuple[str, Any]]
 
@@ -44,13 +44,13 @@ def measure_in_processes(
 
     Args:
         cases: what to measure, all for one device.
-        settings: `repeats`, `budget` and `quick` of them count.
-        watch: told what is going on.
+        settings: only `repeats`, `budget` and `quick` are used.
+        watch: called with the status.
         reading: seconds of one reading of the clock.
 
     Returns:
         The rows in table order, and the device as JAX's process described it; None when that
-        process could not begin.
+        process could not start.
     """
     device = None
     rows: list[Row] = []
@@ -105,12 +105,12 @@ def _run_framework(
                 for row in measured:
                     watch(f"  {describe(row)}", 0.0)
             elif kind == "sick":
-                over = True  # that group's rows have come; the next process takes the others
+                over = True  # this group is measured; the next process takes the others
             else:
                 reason = content
         if over or not left:
             continue
-        # Who cannot even begin will not begin next time.
+        # A process that could not start will not start the next time.
         lost = left[:1] if began else list(left)
         watch(f"{framework}: lost {', '.join(lost)}: {reason}", 0.0)
         rows += [
@@ -123,7 +123,7 @@ def _run_framework(
 
 
 def describe(row: Row) -> str:
-    """A row in one line, for who watches.
+    """A row in one line, as a status message.
 
     >>> describe(Row("case", "book", absent="not here"))
     'case, book: not here'
@@ -144,11 +144,11 @@ def environment(framework: str, device: Device) -> dict[str, str]:
     on_gpu = framework == "jax" and device == "gpu"
     source = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-    # JAX refuses to be told its share of the memory by both names, the old one and the new.
+    # JAX refuses the old and the new name of the memory fraction together.
     inherited = {k: v for k, v in os.environ.items() if k != "XLA_PYTHON_CLIENT_MEM_FRACTION"}
     return inherited | {
         "JAX_PLATFORMS": "cuda" if on_gpu else "cpu",
-        "OPENBLAS_NUM_THREADS": "2",  # there are several answers at once
+        "OPENBLAS_NUM_THREADS": "2",  # several results are computed at once
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "XLA_CLIENT_MEM_FRACTION": "0.95",
         "PYTHONPATH": path,
@@ -156,7 +156,7 @@ def environment(framework: str, device: Device) -> dict[str, str]:
 
 
 def _converse(request: dict[str, Any], env: dict[str, str]) -> Messages:
-    """The messages of one process, and last the reason where it ended before its time."""
+    """The messages of one process; last, if it ended early, the reason."""
     with tempfile.TemporaryFile("w+") as asked:
         json.dump(request, asked)
         asked.seek(0)
@@ -176,7 +176,7 @@ def _converse(request: dict[str, Any], env: dict[str, str]) -> Messages:
     finally:
         process.kill()
         process.wait()
-        reader.join(timeout=5)  # a compiler's helper may still hold the other end
+        reader.join(timeout=5)  # a compiler's subprocess may keep the pipe open
 
 
 def _read_lines(stream: IO[str], lines: "queue.Queue[str | None]") -> None:
@@ -197,12 +197,12 @@ def work() -> None:
 
 
 def answer(request: dict[str, Any], send: Send) -> None:
-    """Measures what a request asks for, telling everything by `send`."""
+    """Measures the cases of a request and reports by `send`."""
     clock = DeviceClock(least=request["reading"])
     settings = Settings(clock=clock, reading=clock.least, **request["settings"])
     try:
         send("ready", describe_device())
-    except Exception as error:  # no such device, or no such plugin: JAX has several ways to say so
+    except Exception as error:  # no such device or plugin: JAX raises several types
         words = (str(error).strip() or type(error).__name__).splitlines()[0]
         send("error", f"JAX finds no {os.environ.get('JAX_PLATFORMS')} device ({words})")
         return
@@ -216,7 +216,7 @@ def answer(request: dict[str, Any], send: Send) -> None:
 
 
 def watch_by(send: Send) -> Watch:
-    """Passes on what is going on, but not every single run."""
+    """Forwards status messages, except those of single runs."""
 
     def watch(what: str, further: float) -> None:
         if not further:
@@ -226,7 +226,7 @@ def watch_by(send: Send) -> Watch:
 
 
 def _sender() -> Send:
-    """Messages go to what was the standard output; what others print there goes to the errors."""
+    """Messages go to the original stdout; all else that is printed there goes to stderr."""
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     one_at_a_time = threading.Lock()
@@ -240,7 +240,7 @@ def _sender() -> Send:
 
 
 def _device_answers() -> bool:
-    """Whether the device can still be used: a kernel's bad access ends it for a whole process."""
+    """Whether the device still works: after an illegal access, it fails for the whole process."""
     torch = sys.modules.get("torch")
     try:
         jax.block_until_ready(jnp.zeros(1) + 1)

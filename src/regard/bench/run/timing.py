@@ -1,6 +1,6 @@
-"""Timing: all programs in one process, in turns, in an order that rotates; medians.
+"""Timing: all programs interleaved in one process, in rotating order; medians.
 
-What is left out: what is run (see `program.py`) and where the numbers go (see `report.py`).
+What is run is in `program.py`, and where the numbers go in `report.py`.
 On a GPU `DeviceClock` takes the place of `wall_clock`, without touching the loop.
 """
 
@@ -19,7 +19,7 @@ Clock = Callable[[Run], float]
 Burst = Callable[[int], float]  # from a number of runs to the seconds that all of them took
 
 # Threads of one framework spin for a few milliseconds after its work is done; without a rest
-# they would take a core from whoever comes next.
+# they would take a core from the next program.
 REST_SECONDS = 0.01
 
 
@@ -55,11 +55,11 @@ def wall_clock(run: Run) -> float:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Queued:
-    """A run on a device that works off a queue: called, it runs once and waits for the result.
+    """A run on a device with a queue: a call runs it once and waits for the result.
 
     Attributes:
-        once: that.
-        burst: queues n runs back to back, waits once, and tells the seconds.
+        once: what a call does.
+        burst: queues n runs back to back, waits once, and returns the seconds.
         bundle: makes one launch of `bundled` runs, and gives its burst; None where it cannot.
         bundled: how many runs a launch of the bundle makes.
     """
@@ -74,16 +74,16 @@ class Queued:
 
 
 class DeviceClock:
-    """Seconds of the device per run of a `Queued`, whatever the host takes to launch it.
+    """Device seconds per run of a `Queued`, without the time that the host takes to launch it.
 
-    A reading is one burst, long enough that its launch and the wait at its end do not show. While
-    the device works on one run, the host queues the next; that hides the launches as long as a
-    run takes longer than its launch. Shorter runs are read as bundles: many runs in one launch.
+    A reading is one burst, long enough that its launch and the wait at its end are negligible.
+    While the device works on one run, the host queues the next; that hides the launches as long as
+    a run takes longer than its launch. Shorter runs are read as bundles: many runs in one launch.
 
     Args:
         least: seconds of a reading.
-        short: runs that take no longer than this are bundled, where that works. A launch with
-            gradients took a host 0.25 ms, and of twin programs of 0.09 ms one was read so.
+        short: runs that take no longer than this are bundled, where possible: a host needed
+            0.25 ms to launch a program with gradients that takes 0.09 ms.
     """
 
     def __init__(self, least: float = 0.02, short: float = 4e-4):
@@ -107,7 +107,7 @@ class DeviceClock:
         try:
             burst = run.bundle()
             burst(1)
-        except Exception:  # it does not fit, or cannot be captured: the plain reading is left
+        except Exception:  # it does not fit, or cannot be captured: read without bundles
             return plan
         return self._fill(burst, run.bundled)
 
@@ -123,7 +123,7 @@ class DeviceClock:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """How a run is read: so many launches of `burst`, each of so many runs."""
+    """How a run is read: the number of launches of `burst`, and of runs in each."""
 
     burst: Burst
     launches: int

@@ -50,7 +50,6 @@ def command(
     reverse_model: Annotated[
         Path | None,
         typer.Option(
-            "--reverse-model",
             metavar="FOLDER",
             help="Model that translates from target to source; its links are combined with those "
             "of --model.",
@@ -59,7 +58,6 @@ def command(
     symmetrize: Annotated[
         Symmetrize | None,
         typer.Option(
-            "--symmetrize",
             help="How to combine the links of both directions.",
             show_default="grow-diag-final-and with --reverse-model, otherwise none",
         ),
@@ -67,17 +65,14 @@ def command(
     look: Annotated[
         LookOf,
         typer.Option(
-            "--look",
             help="Which attention links a target word: writing, that of the step that writes it; "
             "reading, that of the next step, which reads it; explaining, that of writing and how "
-            "likely each source word alone makes the target word.",
+            "likely each source word alone makes the target word."
         ),
     ] = LookOf.explaining,
     threshold: Annotated[
         float,
-        typer.Option(
-            "--threshold", min=0.0, max=1.0, help="Drop links whose weight is not above this."
-        ),
+        typer.Option(min=0.0, max=1.0, help="Drop links whose weight is not above this."),
     ] = 0.0,
     tokenized: Annotated[
         bool,
@@ -88,10 +83,8 @@ def command(
     gold: Annotated[
         Path | None,
         typer.Option(
-            "--gold",
-            metavar="FILE",
             help="File of gold links, a line per pair: also print the alignment error rate of "
-            "every --look and --symmetrize to stderr.",
+            "every --look and --symmetrize to stderr."
         ),
     ] = None,
     out: options.Out = None,

@@ -1,4 +1,4 @@
-"""`regard bench`: time regard against everybody else who is installed.
+"""`regard bench`: time regard against every other library that is installed.
 
 Also draws the pictures of a run that another machine made, and tunes the wide kernel's blocks.
 """
@@ -29,7 +29,7 @@ class Device(enum.StrEnum):
 
 
 def command(
-    device: Annotated[Device, typer.Option("--device", help="Whose cases to run.")] = Device.cpu,
+    device: Annotated[Device, typer.Option(help="Whose cases to run.")] = Device.cpu,
     case: Annotated[
         list[str] | None,
         typer.Option("--case", help="Run the cases with this name; may be a glob and repeated."),
@@ -41,12 +41,14 @@ def command(
         bool,
         typer.Option("--survey", help="Run cells drawn by a seed instead of the named cases."),
     ] = False,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Rounds of a group of cases, at most.")
-    ] = 20,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds of a group of cases, at most.")] = 20,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help=f"Folder for the JSON and the pictures.  [default: {RESULTS}]"),
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for the JSON and the pictures.",
+            show_default=str(RESULTS),
+        ),
     ] = None,
     json_only: Annotated[
         bool,
@@ -56,9 +58,7 @@ def command(
     ] = False,
     draw: Annotated[
         Path | None,
-        typer.Option(
-            "--draw", exists=True, dir_okay=False, help="Draw the pictures of this JSON, and stop."
-        ),
+        typer.Option(exists=True, dir_okay=False, help="Draw the pictures of this JSON, and stop."),
     ] = None,
     tune: Annotated[
         bool,

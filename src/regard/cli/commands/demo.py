@@ -40,9 +40,7 @@ PICTURES = 3
 def command(
     folder: Annotated[
         Path,
-        typer.Option(
-            "--folder", metavar="FOLDER", help="Folder for the pictures and the trained model."
-        ),
+        typer.Option(metavar="FOLDER", help="Folder for the pictures and the trained model."),
     ] = Path("runs/demo"),
     recipe: Annotated[str, typer.Option(hidden=True)] = "demo",
     held_out: Annotated[int, typer.Option(hidden=True, min=1)] = HELD_OUT,

@@ -51,7 +51,6 @@ def command(
     grammar: Annotated[
         Scope | None,
         typer.Option(
-            "--grammar",
             metavar="SCOPE",
             help="Evaluate on held-out sentences of the built-in English-French grammar, which "
             "have gold links.",
@@ -59,27 +58,20 @@ def command(
     ] = None,
     count: Annotated[
         int,
-        typer.Option(
-            "--count", min=1, max=1_000_000, help="How many sentences of --grammar to evaluate on."
-        ),
+        typer.Option(min=1, max=1_000_000, help="How many sentences of --grammar to evaluate on."),
     ] = 500,
     model: options.Model = None,
     gold_links: Annotated[
         Path | None,
         typer.Option(
-            "--gold-links",
-            metavar="FILE",
             help="File of gold links for --source and --target, which are then split into words at "
-            "spaces only.",
+            "spaces only."
         ),
     ] = None,
-    lowercase: Annotated[
-        bool, typer.Option("--lowercase", help="Ignore case in all scores.")
-    ] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
     tokenize: Annotated[
         Tokenize,
         typer.Option(
-            "--tokenize",
             metavar="NAME",
             help="Tokenizer of sacrebleu for BLEU; none for text that is already tokenized.",
         ),
@@ -88,9 +80,7 @@ def command(
     length_penalty: options.LengthPenalty = 1.0,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot", metavar="FILE", help="PNG file for a plot of BLEU against source length."
-        ),
+        typer.Option(help="PNG file for a plot of BLEU against source length."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write the numbers as JSON.")] = False,
     out: options.Out = None,

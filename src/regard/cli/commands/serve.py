@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from regard.cli import options
+
 if TYPE_CHECKING:
     from regard.playground.server import Playground
 
@@ -22,15 +24,12 @@ NO_MODEL = "Translate stays empty; Scores and Your own work."
 
 
 def command(
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", help="A trained model's folder.  [default: the bundled one]"),
-    ] = None,
+    model: options.Model = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on. The default is this machine only.")
+        str, typer.Option(help="Address to listen on. The default is this machine only.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on (0 = any free port).")
+        int, typer.Option(min=0, max=65535, help="Port to listen on (0 = any free port).")
     ] = 8000,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:

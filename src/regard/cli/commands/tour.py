@@ -59,7 +59,7 @@ def weight_regimes(console: Console) -> None:
         "1  One query, six weight regimes",
         """A database: its keys are the months, placed on the circle of the year, and its values
         their temperatures. The query is a day: how warm is the 20th of April? One Gaussian score
-        says how near each month is; six regimes turn that into weights (· is exactly 0).""",
+        says how near each month is; six regimes turn them into weights (· is exactly 0).""",
     )
     query = on_the_year([3 + 20 / 30])  # [T, Hq] = [1, 2]: 20 days into the fourth month
     key = on_the_year([month + 0.5 for month in range(12)])  # [S, Hk] = [12, 2]: mid-months
@@ -111,7 +111,7 @@ def four_scores(console: Console) -> None:
     heading(
         console,
         "2  The same batch, four scores",
-        """Eight points on a ring, and eight on a coil that winds outward; each point looks at all
+        """Eight points on a ring, and eight on a coil that winds outward; each point attends to all
         points of its own example. A row is a query, a column a key; brighter is more weight.""",
     )
     angle = jnp.arange(8, dtype=jnp.float32) * (2 * math.pi / 8)
@@ -193,7 +193,7 @@ def masked_batch(console: Console) -> None:
     indented(
         console,
         f"Output, weights and gradients are finite: [bold]{'yes' if finite else 'NO'}[/]. The "
-        f"largest gradient at the padding: [bold]{leaked:g}[/]. Nothing to look at gives zeros.",
+        f"largest gradient at the padding: [bold]{leaked:g}[/]. An empty sentence gives zeros.",
     )
 
 
@@ -201,16 +201,16 @@ def long_sequence(console: Console, tokens: int = TOKENS) -> None:
     """Additive attention over a long sequence: its time, and its memory beside the textbook's."""
     hidden = 64
     how = (
-        "tanh(x + y) = 1 - 2 / (1 + e²ˣ e²ʸ) takes the exponentials out of the pairs"
+        "tanh(x + y) = 1 - 2 / (1 + e²ˣ e²ʸ) needs exponentials of x and y only, not of pairs"
         if jax.default_backend() == "cpu"
-        else "it is a short sum of sines, the sine of a sum comes apart into products, and the "
+        else "tanh is a short sum of sines, the sine of a sum is a sum of products, and so the "
         "score is a dot product"
     )
     heading(
         console,
         f"4  Additive attention over {tokens:,} tokens",
         f"""As textbooks write it, wᵀ tanh(W q + U k) makes {tokens:,} × {tokens:,} × {hidden}
-        numbers before it sums them. Here a block is scored at a time, and without a tanh:
+        numbers before it sums them. Here scores are computed by blocks, and without a tanh:
         {how}.""",
     )
     query_rng, key_rng, value_rng, *score_rngs = jax.random.split(jax.random.key(0), 6)
@@ -233,12 +233,12 @@ def long_sequence(console: Console, tokens: int = TOKENS) -> None:
         compiled = attend.lower(query, key, value, score).compile()
         compiled_in = time.perf_counter() - start
 
-        progress.update(task, description=f"each of {tokens:,} tokens looks at {tokens:,}")
+        progress.update(task, description=f"each of {tokens:,} tokens attends to {tokens:,}")
         start = time.perf_counter()
         out = jax.block_until_ready(compiled(query, key, value, score))
         seconds = time.perf_counter() - start
 
-        progress.update(task, description="checking a few against the definition")
+        progress.update(task, description="comparing some queries with the definition")
         few = jnp.arange(0, tokens, -(-tokens // 16))
         expected = regard.attend(
             query[:, few], key, value, score=score, implementation="reference"
@@ -252,7 +252,7 @@ def long_sequence(console: Console, tokens: int = TOKENS) -> None:
     table.add_column("", style="dim")
     table.add_row("the textbook's tensor", size(textbook), "in float32, for one example")
     memory = compiled.memory_analysis()
-    if memory is not None:  # not every backend says
+    if memory is not None:  # not every backend reports it
         ours = memory.temp_size_in_bytes
         table.add_row("regard's working memory", size(ours), f"{textbook / ours:,.0f} times less")
     speed = tokens * tokens / seconds / 1e6
@@ -267,7 +267,7 @@ def long_sequence(console: Console, tokens: int = TOKENS) -> None:
 
 
 def heading(console: Console, title: str, text: str) -> None:
-    """A stop's title, and what there is to see."""
+    """The title of a part, and what it shows."""
     console.print(f"\n[bold cyan]{title}[/]")
     indented(console, " ".join(text.split()), below=1)
 
@@ -285,7 +285,7 @@ def in_color(console: Console) -> bool:
 
 
 def spinner(console: Console) -> Progress:
-    """A line that says what is being waited for, and for how long; gone when it is done."""
+    """A line with the current step and its duration; it disappears at the end."""
     return Progress(
         TextColumn("  "),
         SpinnerColumn(),
@@ -298,7 +298,7 @@ def spinner(console: Console) -> Progress:
 
 
 def size(count: float) -> str:
-    """A number of bytes as a person says it: 64.0 GiB."""
+    """A number of bytes in the largest fitting unit: 64.0 GiB."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"

@@ -49,7 +49,6 @@ def command(
         Path | None,
         typer.Option(
             "--in",
-            metavar="FILE",
             help="File with a sentence per line, plain or gzip; a folder of such files, with --out "
             "as another folder; - for stdin.",
             show_default="stdin",
@@ -60,7 +59,6 @@ def command(
     n_best: Annotated[
         int,
         typer.Option(
-            "--n-best",
             min=1,
             help="How many translations to write for each sentence, at most --beam; if more than "
             "one, as lines: index ||| text ||| score.",
@@ -70,9 +68,7 @@ def command(
     longest: Annotated[
         int,
         typer.Option(
-            "--longest",
-            min=1,
-            help="Translate a text of more tokens than this in parts, cut at sentence ends.",
+            min=1, help="Translate a text of more tokens than this in parts, cut at sentence ends."
         ),
     ] = 95,
     as_json: Annotated[
@@ -90,7 +86,6 @@ def command(
     engine: Annotated[
         EngineName,
         typer.Option(
-            "--engine",
             help="Where to translate: in this process, or on all machines of a Ray cluster.",
             rich_help_panel=CORPUS,
         ),
@@ -98,7 +93,6 @@ def command(
     address: Annotated[
         str | None,
         typer.Option(
-            "--address",
             metavar="HOST:PORT",
             help="Address of the Ray cluster, with --engine ray.",
             show_default="what RAY_ADDRESS says, otherwise this machine alone",
@@ -108,7 +102,6 @@ def command(
     part_lines: Annotated[
         int,
         typer.Option(
-            "--part-lines",
             min=1,
             help="Lines of a part: what is translated again after a kill, at most.",
             rich_help_panel=CORPUS,

@@ -103,7 +103,7 @@ def _translations(
 
 
 def _check_address(address: str | None) -> None:
-    """Raises ValueError where nobody answers: Ray itself would try for minutes."""
+    """Raises ValueError where no cluster answers: Ray itself would try for minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return  # such as "auto"

@@ -124,9 +124,9 @@ class Parts:
                 damaged.path.unlink(missing_ok=True)
                 return False
         self._clear()
-        for name in (MANIFEST, LOCK):  # last: without its manifest, the folder is nobody's
+        for name in (MANIFEST, LOCK):  # last: the manifest marks the folder as ours
             (self.folder / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # somebody else has put something into it
+        with contextlib.suppress(OSError):  # it has files that are not ours
             self.folder.rmdir()
         return True
 

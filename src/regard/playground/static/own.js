@@ -16,16 +16,8 @@ function drawHeads(map) {
   const many = map.heads > 1;
   byId("own-heads").hidden = !many;
   byId("own-heads").replaceChildren(...(many ? Array.from({ length: map.heads }, (_, head) => {
-    const T = map.queries.length, S = map.keys.length;
-    const canvas = make("canvas", { width: S, height: T, "aria-hidden": "true" });
-    const pen = canvas.getContext("2d"), image = pen.createImageData(S, T);
-    for (let i = 0; i < T * S; i++) {
-      const share = map.weight(ownView.at.layer, head, Math.floor(i / S), i % S) / map.top;
-      image.data.set([...color(share), 255], 4 * i);
-    }
-    pen.putImageData(image, 0, 0);
     const button = make("button", { type: "button",
-      "aria-pressed": String(head === ownView.at.head) }, canvas,
+      "aria-pressed": String(head === ownView.at.head) }, thumbnail(map, ownView.at.layer, head),
     make("div", { text: `Head ${head + 1}` }));
     button.addEventListener("click", () => {
       ownView.at.head = head;
@@ -79,8 +71,10 @@ byId("own-file").addEventListener("change", async () => {
     }
     const { weights, query_labels: queries, key_labels: keys, title } = content;
     for (const layer of weights) for (const rows of layer) checkRows(rows, queries, keys);
-    const high = weights.flat(3).reduce((most, weight) => Math.max(most, weight), 1);
-    showOwn({ queries: queries.map(String), keys: keys.map(String), layers: weights.length,
+    const signed = content.signed === true; // a difference of two maps
+    const end = (weight) => (signed ? Math.abs(weight) : weight);
+    const high = weights.flat(3).reduce((most, one) => Math.max(most, end(one)), signed ? 0 : 1) || 1;
+    showOwn({ signed, queries: queries.map(String), keys: keys.map(String), layers: weights.length,
       heads: weights[0].length, top: high,
       weight: (layer, head, row, column) => weights[layer][head][row][column] }, String(title));
   } catch (error) {

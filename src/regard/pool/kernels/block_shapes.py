@@ -3,13 +3,14 @@
 `regard bench --tune` measures on your GPU and prints lines for this table.
 """
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+
+from regard.placement import with_value
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,13 @@ TABLE: dict[tuple[str, int, int, int], Blocks] = {
     ("backward", 16, WIDTHS[-1], 64): Blocks(128, 64, 64, 4, 3),
     ("backward", 16, WIDTHS[-1], 128): Blocks(128, 64, 64, 8, 3),
     ("backward", 16, WIDTHS[-1], 256): Blocks(128, 64, 64, 8, 3),
+    # float32, compiled for sm_80 and sm_90 by Triton 3.5, not yet timed: the largest tiles without
+    # spilled registers, in at most 102 KiB of shared memory.
+    **{
+        ("backward", 32, width, V): Blocks(32, 32, 32, 4, 1) for width in WIDTHS for V in (128, 256)
+    },
+    ("d keys", 32, 64, 64): Blocks(32, 64, 64, 4, 1),
+    ("d queries", 32, 64, 64): Blocks(64, 32, 64, 4, 1),
     # backward_narrow.py, by the wider of features and values.
     ("d keys", 16, 64, 64): Blocks(128, 64, 64, 4, 2),
     ("d keys", 16, 128, 128): Blocks(64, 128, 128, 8, 3),
@@ -55,14 +63,9 @@ DEFAULT = {16: Blocks(128, 64, 64, 8, 2), 32: Blocks(64, 64, 32, 4, 2)}
 _forced: ContextVar[Blocks | None] = ContextVar("blocks", default=None)
 
 
-@contextlib.contextmanager
-def forced_blocks(blocks: Blocks) -> Iterator[None]:
+def forced_blocks(blocks: Blocks) -> AbstractContextManager[None]:
     """Forces the block shapes of kernels traced inside; for tests and `regard bench --tune`."""
-    token = _forced.set(blocks)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
+    return with_value(_forced, blocks)
 
 
 def current_blocks() -> Blocks | None:

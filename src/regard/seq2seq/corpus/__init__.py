@@ -1,7 +1,7 @@
 """Where sentence pairs come from: readers of files, and a grammar that makes its own.
 
-A corpus is anything that gives `Pair`s when it is iterated, as often as one likes, and afterwards
-has a `report` of what it read, kept and dropped, and why. Nothing is dropped silently.
+A corpus yields `Pair`s, and can be iterated any number of times; afterwards its `report` says what
+it read, kept and dropped, and why. Nothing is dropped silently.
 
 | corpus | reads |
 | --- | --- |

@@ -1,4 +1,4 @@
-"""Which pairs a corpus keeps. Every reader asks here, so that all of them count alike."""
+"""Which pairs a corpus keeps: one definition for all readers."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -18,10 +18,10 @@ class Cleaning:
 
     Attributes:
         empty: leave out pairs with an empty side.
-        duplicates: leave out what is the same, on both sides, as a pair before.
+        duplicates: leave out pairs that are equal, on both sides, to an earlier one.
         max_words: leave out pairs with more words, between spaces, on a side; None, any number.
-        max_ratio: leave out pairs one side of which has so many times the words of the other, and
-            at least ten more; None, any.
+        max_ratio: leave out pairs one side of which has more than this many times the words of the
+            other, and at least ten more; None, any.
     """
 
     empty: bool = True
@@ -61,7 +61,7 @@ TRAINING = Cleaning()
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a reader found in one place: a pair, or a problem that made it none."""
+    """What a reader found in one place: a pair, or the problem with it."""
 
     where: str
     pair: Pair | None
@@ -113,7 +113,7 @@ class Reader:
 
     Args:
         cleaning: what is left out.
-        progress: called now and then.
+        progress: called after every thousand pairs.
 
     Attributes:
         report: an account of the last reading.
@@ -128,5 +128,5 @@ class Reader:
         return keep(self._found(), self.cleaning, self.report, self.progress)
 
     def _found(self) -> Iterator[Found]:
-        """What there is, in its order."""
+        """All that the corpus has, in order."""
         raise NotImplementedError

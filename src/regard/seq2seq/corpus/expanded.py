@@ -1,4 +1,4 @@
-"""Text in the form that word-aligned test sets have: a space between words, nothing joined.
+"""Text in the form of word-aligned test sets: a space between words, no contractions.
 
 The gold alignments of the Canadian Hansards, among others, are of French with its elisions and
 contractions written out. Training text is brought to the same form before alignments are scored.
@@ -28,10 +28,10 @@ CONTRACTED = {"du": "de le", "des": "de les", "au": "à le", "aux": "à les"}
 
 
 def expanded(text: str, language: str) -> str:
-    """A sentence with a space between all its words, hyphens among them.
+    """A sentence with a space between all its words, hyphens included.
 
-    French also has what it joins written out: `du` is `de le`, `l'` is `le` whatever follows. Text
-    that has this form already stays as it is.
+    French elisions and contractions are written out: `du` is `de le`, `l'` is always `le`. Text
+    that has this form already is not changed.
 
     Example:
         >>> from regard.seq2seq.corpus import expanded
@@ -42,7 +42,7 @@ def expanded(text: str, language: str) -> str:
 
     Args:
         text: a sentence.
-        language: "fr" writes out what French joins; any other only splits.
+        language: "fr" writes out elisions and contractions; any other only splits.
     """
     words: list[str] = []
     for word in split_words(text).words:

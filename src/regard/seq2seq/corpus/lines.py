@@ -1,7 +1,7 @@
-"""The lines of a text file, plain or gzip, whatever state it is in.
+"""The lines of a text file, plain or gzip; damaged lines are reported, not raised.
 
 A line ends at "\\n" and nowhere else: Python's own idea of a line (form feeds, U+2028) would put
-two parallel files out of step.
+two parallel files out of alignment.
 """
 
 import gzip
@@ -27,7 +27,7 @@ class Line:
         text: without its end; "" where `problem` says why there is none.
         where: file and line number.
         problem: why the line cannot be used: "over-long line" or "NUL byte"; else "".
-        mended: what was mended in it: "byte order mark", "CRLF line end".
+        mended: what was repaired in it: "byte order mark", "CRLF line end".
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""What every corpus gives: sentence pairs, and an account of what it read."""
+"""What every corpus yields: sentence pairs, and a report of what it read."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 
 from regard.seq2seq.alignment import Links
 
-# Called now and then while a corpus is read: the pairs read so far, and how much of the whole that
-# is, from 0 to 1; None where the whole is not known.
+# Called from time to time while a corpus is read: the number of pairs so far, and which fraction of
+# the whole that is; None where the size is not known.
 Progress = Callable[[int, float | None], None]
 
 
@@ -29,7 +29,7 @@ class Pair:
         source: the sentence.
         target: its translation.
         links: gold links between their words, as `words.split_words` splits them; None where
-            nobody knows.
+            there are none.
     """
 
     source: str
@@ -54,7 +54,7 @@ class Report:
         kept: pairs given.
         dropped: for each reason, how many.
         mended: for each kind of repair, how many. A mended pair is kept.
-        examples: for each reason and repair, the first places where it was.
+        examples: for each reason and repair, the first places where it occurred.
     """
 
     read: int = 0
@@ -92,7 +92,7 @@ class Report:
 
 @runtime_checkable
 class Corpus(Protocol):
-    """Sentence pairs, as often as one asks for them, and an account of the last time.
+    """Sentence pairs that can be read any number of times, and a report of the last reading.
 
     `list(corpus)` reads it all; then `corpus.report` says what was read, kept, dropped and why.
     """

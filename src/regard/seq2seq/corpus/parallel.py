@@ -13,7 +13,7 @@ from regard.seq2seq.corpus.pair import CorpusError, Pair
 
 @dataclass
 class ParallelFiles(Reader):
-    """Sentence pairs from two files of as many lines: line n of one translates line n of the other.
+    """Sentence pairs from two files of equal length: line n of one translates line n of the other.
 
     Example:
         >>> import tempfile

@@ -1,1 +1,1 @@
-"""Several devices and several processes: who takes part, and who holds what."""
+"""Several devices and several processes: how they are found, and what each of them holds."""

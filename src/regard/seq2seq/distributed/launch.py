@@ -1,4 +1,4 @@
-"""Which process of how many this is, as its launcher says it.
+"""The number of processes and the index of this one, as the launcher says.
 
 regard starts no processes. Slurm, MPI, Kubernetes, torchrun or a person in several terminals does.
 Processes that train together need to know how many there are, which one this is, and the address
@@ -8,7 +8,7 @@ of process 0. This file finds these out, from one table of launchers; hosts.py c
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-# In torchrun's words: where process 0 is, how many there are, which one this is.
+# torchrun's variables: address of process 0, number of processes, index of this one.
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 
 # The innermost first: (name, variable of the rank, variables of the size in order of preference,
@@ -61,7 +61,7 @@ class Launch:
     """What a process has to know to find the others.
 
     Attributes:
-        found_in: who said so, for people to read.
+        found_in: where this was found, for messages.
         coordinator: HOST:PORT of process 0; None: JAX finds it, and the two below, itself.
         processes: how many there are.
         process: which one this is, from 0.
@@ -83,11 +83,11 @@ def find_launch(
     process: int | None = None,
     distributed: bool = False,
 ) -> Launch | None:
-    """Where this process stands, or None where it is the only one.
+    """What this process needs to join the others, or None where it is the only one.
 
-    What is asked for in words counts first, then torchrun's environment variables, then the
-    launchers that JAX knows. Of these, Slurm's and Open MPI's variables are proof enough; a
-    Kubernetes pod may well be alone, so that there JAX has to be asked for by `distributed`.
+    The arguments come first, then torchrun's environment variables, then the
+    launchers that JAX knows. Slurm's and Open MPI's variables are sufficient evidence; a
+    Kubernetes pod may well be alone, so that there `distributed` is needed.
 
     Example:
         >>> from regard.seq2seq.distributed.launch import find_launch
@@ -105,7 +105,7 @@ def find_launch(
         distributed: there are several, and JAX has to find them.
 
     Raises:
-        ValueError: some of it is missing, or cannot be.
+        ValueError: an argument or a variable is missing, or its value is impossible.
     """
     asked = {"--coordinator": coordinator, "--processes": processes, "--process-id": process}
     missing = [name for name, value in asked.items() if value is None]

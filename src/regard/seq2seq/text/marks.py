@@ -1,7 +1,7 @@
 """Words as a vocabulary writes them: with marks for a missing space and for a capital letter.
 
-The marks make the way back exact, and keep the vocabulary small: a noun is one entry, whatever
-stands beside it and wherever in the sentence it is.
+The marks make decoding exact, and keep the vocabulary small: a noun is one entry, whatever its
+neighbors and its position in the sentence.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Literal
 
 from regard.seq2seq.text.words import Words, normalize
 
-# Where these stand in a text, they are read as something alike.
+# In a text, these characters are replaced by similar ones.
 START = "\u2581"  # ▁ begins a word, so that pieces can be put together again
 JOINER = "\uffed"  # ￭ at an end of a word: no space on that side
 CAPITAL = "\u21e7"  # ⇧ the next word has a capital letter
@@ -21,7 +21,7 @@ Case = Literal["keep", "mark", "lower"]
 def mark(split: Words, case: Case = "keep", strip_accents: bool = False) -> list[list[str]]:
     """Each word as what the vocabulary looks up: one entry, or ⇧ and one entry.
 
-    The joiner is on punctuation and on what leans on another word anyway.
+    The joiner is attached to punctuation and to clitics, which need a neighbor anyway.
 
     Example:
         >>> from regard.seq2seq.text.marks import mark
@@ -34,8 +34,8 @@ def mark(split: Words, case: Case = "keep", strip_accents: bool = False) -> list
     Args:
         split: the words.
         case: "keep", `Le` and `le` are two entries; "mark", `Le` is `⇧ le`, while words with other
-            capitals (`USA`) stay as they are; "lower", case is forgotten.
-        strip_accents: accents are forgotten.
+            capitals (`USA`) stay as they are; "lower", all is lower case.
+        strip_accents: accents are removed.
     """
     marked: list[list[str]] = []
     for i, text in enumerate(split.words):
@@ -55,7 +55,7 @@ def mark(split: Words, case: Case = "keep", strip_accents: bool = False) -> list
 
 
 def unmark(marked: Sequence[str]) -> Words:
-    """What `mark` made of words, back; ⇧ and what follows it as one string.
+    """The inverse of `mark`; ⇧ and the entry behind it are one string.
 
     A model may leave a mark without a word: that is an empty word.
 
@@ -78,12 +78,12 @@ def unmark(marked: Sequence[str]) -> Words:
 
 
 def is_capitalized(word: str) -> bool:
-    """Whether a word is itself with a capital letter first, and nothing is lost in saying so.
+    """Whether a word has its only capital letter first, and `unmark` can restore it exactly.
 
     Example:
         >>> [is_capitalized(word) for word in ("Le", "I", "le", "USA", "McGill", "ǅ", "42")]
         [True, True, False, False, False, False, False]
     """
     small = word[:1].lower() + word[1:]
-    same_way_back = small[:1].upper() + small[1:] == word
-    return small != word and same_way_back and len(small) == len(word) and small == small.lower()
+    reversible = small[:1].upper() + small[1:] == word
+    return small != word and reversible and len(small) == len(word) and small == small.lower()

@@ -1,11 +1,11 @@
-"""Subword dropout: words in other pieces each time, so that no two epochs are alike.
+"""Subword dropout: every epoch cuts words into different pieces.
 
 BPE-dropout (Provilkov et al. 2020, https://arxiv.org/abs/1910.13267, section 3.2): while a word is
-put together from its characters, each merge that could be made is skipped with a probability, and
-what comes of it is another way to spell the same word. For training only: whatever else reads text
-has the tokenizer's own pieces. The package `tokenizers` has a dropout too, but its random numbers
-cannot be seeded, and a run that was killed has to go on with the batches that would have come. (Nor
-are its probabilities the paper's: merges that are out of date give a skipped one another chance.)
+put together from its characters, each possible merge is skipped with a probability, which gives
+another segmentation of the same word. For training only; elsewhere, text has the tokenizer's own
+pieces. The dropout of the package `tokenizers` cannot be seeded, but a resumed run must read the
+batches that it would have read without interruption. (Nor are its probabilities the paper's:
+outdated entries of its queue give a skipped merge another chance.)
 """
 
 import random
@@ -26,9 +26,9 @@ Draw = Callable[[], float]  # a random number in [0, 1)
 
 
 class SubwordDropout:
-    """The pairs of a corpus as numbers: the same words in every epoch, in other pieces.
+    """The pairs of a corpus as token ids: the same words in every epoch, in different pieces.
 
-    An epoch's pieces depend on nothing but seed and epoch, so any of them can be made again.
+    An epoch's pieces depend only on seed and epoch, so that any epoch can be repeated.
 
     Example:
         >>> from regard.seq2seq.corpus import Pair
@@ -52,7 +52,7 @@ class SubwordDropout:
         seed: of the random numbers.
 
     Raises:
-        ValueError: the tokenizers have whole words, or the probability is none.
+        ValueError: the tokenizers have whole words, or the probability is not in [0, 1].
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Merges:
         >>> from regard.seq2seq.text.tokenizer import Tokenizer
         >>> tokenizer = Tokenizer.train(["low lower lowest"] * 9, size=40)
         >>> merges = Merges(tokenizer)
-        >>> way = merges.way("lower")
-        >>> for pieces in way:
+        >>> steps = merges.steps("lower")
+        >>> for pieces in steps:
         ...     print(*(tokenizer.pieces[token] for token in pieces))
         ▁ l o w e r
         ▁ lo w e r
@@ -92,7 +92,7 @@ class Merges:
         ▁low e r
         ▁lowe r
         ▁lower
-        >>> found = merges.drawn(way, 0.5, random.Random(0).random)
+        >>> found = merges.drawn(steps, 0.5, random.Random(0).random)
         >>> print(*(tokenizer.pieces[token] for token in found))
         ▁lo w e r
 
@@ -113,33 +113,33 @@ class Merges:
             for order, (left, right) in enumerate(tokenizer.merges)
         }
 
-    def way(self, entry: str) -> list[Pieces]:
-        """All that an entry is on its way from characters to the tokenizer's own pieces.
+    def steps(self, entry: str) -> list[Pieces]:
+        """An entry after each merge: from single characters to the tokenizer's own pieces.
 
         Args:
             entry: a word as `mark` writes it, or ⇧.
         """
-        way = [self._characters(entry if entry == CAPITAL else START + entry)]
-        while possible := self._possible(way[-1]):
-            way.append(_merged(way[-1], *possible[0]))
-        return way
+        steps = [self._characters(entry if entry == CAPITAL else START + entry)]
+        while possible := self._possible(steps[-1]):
+            steps.append(_merged(steps[-1], *possible[0]))
+        return steps
 
-    def drawn(self, way: list[Pieces], probability: float, draw: Draw) -> Pieces:
+    def drawn(self, steps: list[Pieces], probability: float, draw: Draw) -> Pieces:
         """The pieces of an entry, each merge skipped with a probability.
 
-        In every step, each merge that could be made is skipped or not, and the first in order that
-        is not is made; where all are skipped, it ends.
+        In every step, each possible merge is skipped or not, and the first that is not skipped is
+        made; where all are skipped, the word is done.
 
         Args:
-            way: what `way` gave for the entry.
+            steps: of the entry.
             probability: of skipping a merge.
             draw: gives a random number.
         """
-        # Until a merge is skipped, it is the known way. Half of the words never leave it.
-        step, last = 0, len(way) - 1
+        # Until a merge is skipped, the known steps are followed: for half of the words, to the end.
+        step, last = 0, len(steps) - 1
         while step < last and draw() >= probability:
             step += 1
-        pieces = way[step]
+        pieces = steps[step]
         if step == last:
             return pieces
         left = self._possible(pieces)[1:]  # the first one is what was skipped
@@ -171,7 +171,7 @@ def _merged(pieces: Pieces, _: int, place: int, token: int) -> Pieces:
 
 
 class _Side:
-    """The words of one side of a corpus, each kept once, with its way."""
+    """The words of one side of a corpus, each kept once, with its merge steps."""
 
     def __init__(self, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
         self._merges = Merges(tokenizer)
@@ -182,22 +182,22 @@ class _Side:
             marked = mark(split_words(text), tokenizer.case, tokenizer.strip_accents)
             words += [numbers.setdefault(e, len(numbers)) for e in chain.from_iterable(marked)]
             ends.append(len(words))
-        self._words = np.array(words, np.int64)  # which one, for all of the text
-        self._ends = ends  # where its lines end in there
-        self._ways = [self._merges.way(entry) for entry in numbers]
-        # So many fresh segmentations an epoch, of which each occurrence draws one: for a rare word
-        # one for each, for a common one far fewer, because merging is slower than drawing.
+        self._words = np.array(words, np.int64)  # the index of each word of the text
+        self._ends = ends  # of the lines, in that array
+        self._steps = [self._merges.steps(entry) for entry in numbers]
+        # The number of segmentations made in an epoch, of which each occurrence draws one: as many
+        # as occurrences for a rare word, far fewer for a common one, since merging is slow.
         counts = np.bincount(self._words, minlength=len(numbers))
         self._variety = np.minimum(counts, np.ceil(2.0 * np.sqrt(counts)).astype(np.int64))
 
     def lines(self, probability: float, seed: str) -> list[list[int]]:
-        """The ids of every line; another seed, other pieces."""
+        """The token ids of every line, segmented by this seed."""
         # Python's own generator is the faster one for a number at a time.
         one = random.Random(seed)
         many = np.random.default_rng(one.getrandbits(64))
         drawn = [
-            self._merges.drawn(way, probability, one.random)
-            for way, variety in zip(self._ways, self._variety.tolist(), strict=True)
+            self._merges.drawn(steps, probability, one.random)
+            for steps, variety in zip(self._steps, self._variety.tolist(), strict=True)
             for _ in range(variety)
         ]
         first = np.cumsum(self._variety) - self._variety

@@ -1,6 +1,6 @@
-"""Text to numbers and back: whole words, or pieces of words by byte-pair encoding.
+"""Text to token ids and back: whole words, or pieces of words by byte-pair encoding.
 
-A tokenizer keeps the words beside the numbers, so that whatever the model looks at can be told in
+A tokenizer keeps the words beside the ids, so that attention and alignments can be reported in
 words. What a word is, and the normalization, is decided in `words.py`; learning a vocabulary is
 `vocabulary.py`; a model's two tokenizers and their file are `tokenizer_pair.py`.
 """
@@ -22,11 +22,11 @@ __all__ = ["BOS", "EOS", "PAD", "SPECIAL", "UNK", "Decoded", "Encoded", "Kind", 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A text as the model reads it, and the words that it was made of.
+    """A text as the model reads it, and the words that it consists of.
 
     Attributes:
-        ids: a number for each token; no <bos>, no <eos>.
-        words: the words of the text, as they stand in it.
+        ids: the token ids; no <bos>, no <eos>.
+        words: the words of the text, unchanged.
         word_of_token: for each token, the position of its word in `words`.
     """
 
@@ -63,11 +63,11 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """One vocabulary, and the way from text to its numbers and back.
+    """One vocabulary: encodes text as token ids, and decodes token ids.
 
-    `decode(encode(text).ids).text` is `normalize(text)` wherever the vocabulary has what the text
-    is made of; the rest is <unk>. Spaces come back as they were, before a French question mark as
-    well as after an apostrophe, because the vocabulary marks where there is none.
+    `decode(encode(text).ids).text` is `normalize(text)` where the vocabulary has all its words or
+    pieces; others are <unk>. Spaces are restored exactly, before a French question mark as well as
+    after an apostrophe, because the vocabulary marks where there is none.
 
     Example:
         >>> tokenizer = Tokenizer.train(["L'ami dort.", "Dort-il ?"], kind="word")
@@ -81,12 +81,12 @@ class Tokenizer:
 
     Attributes:
         kind: "bpe" or "word".
-        pieces: the vocabulary; a token's number is its place. The first four are <pad>, <unk>,
+        pieces: the vocabulary; a token's id is its index. The first four are <pad>, <unk>,
             <bos> and <eos>.
         merges: for "bpe", which two pieces become one, in order.
         case: "keep", as it is; "mark", a capital letter is a token of its own, so that `Le` and
-            `le` are one entry; "lower", case is forgotten.
-        strip_accents: accents are forgotten.
+            `le` are one entry; "lower", all is lower case.
+        strip_accents: accents are removed.
     """
 
     kind: Kind
@@ -135,7 +135,7 @@ class Tokenizer:
         return len(self.pieces)
 
     def encode(self, text: str | Sequence[str]) -> Encoded:
-        """A text as numbers, with the words that they came from.
+        """A text as token ids, with the word that each comes from.
 
         Example:
             >>> tokenizer = Tokenizer.train(["it isn't low, it's lower"] * 9, size=40)
@@ -171,10 +171,10 @@ class Tokenizer:
         ]
 
     def decode(self, ids: Iterable[int]) -> Decoded:
-        """Numbers as text, up to the first <eos>.
+        """Token ids as text, up to the first <eos>.
 
         Raises:
-            ValueError: a number that the vocabulary does not have.
+            ValueError: an id that the vocabulary does not have.
         """
         words: list[str] = []
         word_of_token: list[int] = []
@@ -205,7 +205,7 @@ class Tokenizer:
         return {piece: i for i, piece in enumerate(self.pieces)}
 
     def _id(self, word: str) -> int:
-        """A word's number. One that is only known with other spaces around it is known."""
+        """A word's id; one that the vocabulary has only with other joiners is found too."""
         bare = word.strip(JOINER)
         for form in (word, bare, JOINER + bare, bare + JOINER):
             if form in self._ids:
@@ -228,7 +228,7 @@ class Tokenizer:
 
 
 def _split(text: str | Sequence[str]) -> tuple[Words, tuple[str, ...], tuple[int, ...]]:
-    """The words to look up, the words to report, and for each of the former its place there."""
+    """The words to look up, the words to report, and for each of the former its index there."""
     if isinstance(text, str):
         split = split_words(text)
         return split, split.words, tuple(range(len(split)))

@@ -8,8 +8,8 @@ from typing import Any
 
 from regard.atomic_file import write_atomically
 from regard.seq2seq.corpus.pair import Pair
-from regard.seq2seq.text.marks import Case
-from regard.seq2seq.text.tokenizer import Kind, Tokenizer
+from regard.seq2seq.text.tokenizer import Tokenizer
+from regard.versioned_json import parse_versioned
 
 FILE = "tokenizer.json"
 FORMAT = "regard tokenizer"
@@ -18,7 +18,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class TokenizerPair:
-    """The source's tokenizer and the target's; where both are the same one, they are joint.
+    """The source's tokenizer and the target's; if they are one object, they are joint.
 
     A joint vocabulary lets both sides share their embeddings, and spells a name alike on both.
 
@@ -49,32 +49,20 @@ class TokenizerPair:
         cls,
         pairs: Iterable[Pair],
         *,
-        kind: Kind = "bpe",
-        size: int = 8000,
         joint: bool = True,
-        min_count: int = 1,
-        case: Case = "keep",
-        strip_accents: bool = False,
+        **options: Any,
     ) -> "TokenizerPair":
         """Learns one vocabulary from both sides, or one from each.
 
         Args:
             pairs: the training pairs.
             joint: one vocabulary.
-            kind, size, min_count, case, strip_accents: as for `Tokenizer.train`; `size` is
-                that of each vocabulary.
+            options: as for `Tokenizer.train`; `size` is that of each vocabulary.
         """
         sources, targets = [], []
         for pair in pairs:
             sources.append(pair.source)
             targets.append(pair.target)
-        options: dict[str, Any] = dict(
-            kind=kind,
-            size=size,
-            min_count=min_count,
-            case=case,
-            strip_accents=strip_accents,
-        )
         if joint:
             both = Tokenizer.train(sources + targets, **options)
             return cls(both, both)
@@ -102,20 +90,12 @@ class TokenizerPair:
         """
         path = Path(folder) / FILE
         try:
-            content = json.loads(path.read_bytes())
+            text = path.read_bytes()
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"a model's folder has a file {FILE}, and {path.parent} has none."
             ) from None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged: it is not JSON ({error}).") from None
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError(f"{path} is not a tokenizer of regard: its format is not {FORMAT!r}.")
-        if content.get("version") != VERSION:
-            raise ValueError(
-                f"{path} is of version {content.get('version')!r}, and this regard reads version "
-                f"{VERSION}. Fix: the regard that trained the model, or a newer one."
-            )
+        content = parse_versioned(text, str(path), FORMAT, VERSION)
         try:
             source = _from_json(content["source"])
             if content["target"] == "same as source":

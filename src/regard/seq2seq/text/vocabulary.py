@@ -1,7 +1,7 @@
-"""Learning what a tokenizer's numbers stand for: the commonest words, or byte-pair merges.
+"""Learning a vocabulary: the commonest words, or byte-pair merges.
 
-Merges are learned by the package `tokenizers`; words need nothing but counting. Which text comes
-in, and how its words are marked, is `tokenizer.py`.
+Merges are learned by the package `tokenizers`; words are only counted. `tokenizer.py` decides which
+text is read, and how its words are marked.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 from regard.seq2seq.text.marks import CAPITAL, START
 
-# The numbers that every vocabulary begins with.
+# The token ids that every vocabulary begins with.
 PAD, UNK, BOS, EOS = range(4)
 SPECIAL = ("<pad>", "<unk>", "<bos>", "<eos>")
 
@@ -24,7 +24,7 @@ def learn_words(
 ) -> Learned:
     """The commonest words; among equally common ones, in the order of the alphabet.
 
-    `extra` are entries that are there in any case.
+    `extra` are entries that the vocabulary always has.
 
     Example:
         >>> learn_words([["a", "cat"], ["a", "dog"]], size=6, min_count=1)
@@ -43,7 +43,7 @@ def learn_merges(
     """Byte-pair encoding (Sennrich et al. 2016): characters, then their most frequent merges.
 
     A word is written with `▁` in front. At most half of the vocabulary are single characters, the
-    commonest; what is made of others is <unk>.
+    commonest; all others are <unk>.
 
     Raises:
         ImportError: tokenizers is not installed; the message has the pip command.
@@ -82,7 +82,7 @@ def _alphabet(counts: Counter[str], size: int) -> list[str]:
 
 
 def check(kind: str, case: str, pieces: Sequence[str], merges: Sequence[tuple[str, str]]) -> None:
-    """That a vocabulary is one.
+    """Checks that a vocabulary is complete and consistent.
 
     Raises:
         ValueError: what is wrong with it.
@@ -125,7 +125,7 @@ def _controls(character: str) -> bool:
 
 
 def tokenizers_package() -> Any:
-    """The package tokenizers, asked for where it is needed."""
+    """The package tokenizers, imported where it is needed."""
     try:
         import tokenizers
     except ModuleNotFoundError as error:

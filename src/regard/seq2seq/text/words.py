@@ -1,8 +1,8 @@
 """What a word is: text to words and back, the same for every language and every part of seq2seq.
 
 Gold alignments, attention maps and unknown-word replacement all count words, so there is one
-splitter. It loses nothing: beside the words it keeps where there was no space. How words become
-numbers is `tokenizer.py`.
+splitter. It is lossless: it also records where there was no space. How words become token ids is
+`tokenizer.py`.
 """
 
 import re
@@ -58,8 +58,8 @@ def normalize(text: str, *, lowercase: bool = False, strip_accents: bool = False
     - Unicode NFC: `é` is one character.
     - Every run of white space, no-break spaces among it, is one space; none at the ends.
     - Typographic apostrophes are `'`.
-    - What nobody sees is gone: control characters (NUL too), byte order marks, soft hyphens,
-      zero-width spaces, direction marks. Joiners inside words and emoji stay.
+    - Invisible characters are removed: control characters (NUL too), byte order marks, soft
+      hyphens, zero-width spaces, direction marks. Joiners inside words and emoji stay.
     - Half a surrogate pair, which no file can hold, is U+FFFD.
 
     Example:
@@ -209,7 +209,7 @@ _PIECE = re.compile(
     re.IGNORECASE,
 )
 
-# What is a word of its own at the end of a word.
+# Clitics: endings that are words of their own.
 _PRONOUNS = "je|tu|ils?|elles?|on|nous|vous|ce|moi|toi|lui|leur|les?|la"
 _CLITIC = re.compile(rf"(?:(?:-t)?-(?:{_PRONOUNS})|n't|'(?:s|re|ve|ll|d|m))\Z", re.IGNORECASE)
 _CLITIC_LENGTH = len("-t-elles")

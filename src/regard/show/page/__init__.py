@@ -36,7 +36,8 @@ def page_of(seen: AttentionMap) -> str:
         "shape": seen.weights.shape,
         "low": low,
         "high": high,
-        "top": color_scale(seen.weights)[1],
+        "top": color_scale(seen.weights, signed=seen.signed)[1],
+        "signed": seen.signed,
         "weights": base64.b64encode(steps.tobytes()).decode("ascii"),
     }
     # Inside a script element nothing is unescaped, so the text must not contain "</script>".

@@ -1,7 +1,7 @@
 "use strict";
 // Draws an attention map into a page: as a heatmap, as lines between words, as a table.
-// A map is {queries, keys, layers, heads, weight(layer, head, row, column), top}; top is the weight
-// at the end of the color scale. Text is only set as textContent. The playground uses this file too.
+// A map is {queries, keys, layers, heads, weight(layer, head, row, column), top, signed}; top is the
+// weight at the end of the color scale, and a signed map (a difference) has a second scale below 0. Text is only set as textContent. The playground uses this file too.
 
 const ROW = 28; // pixels of a word in the lines
 const LABELS = 120; // at most so many pixels for a label in the heatmap
@@ -10,6 +10,10 @@ const SVG = "http://www.w3.org/2000/svg";
 const RAMPS = {
   light: [[255, 255, 255], [186, 214, 235], [84, 158, 205], [21, 98, 161], [8, 48, 107]],
   dark: [[18, 21, 28], [58, 44, 84], [136, 60, 96], [217, 104, 66], [253, 222, 120]],
+};
+const RAMPS_OF_LESS = { // of a difference, below 0
+  light: [[255, 255, 255], [253, 219, 199], [244, 165, 130], [202, 73, 66], [103, 0, 31]],
+  dark: [[18, 21, 28], [22, 52, 66], [24, 97, 112], [56, 158, 160], [150, 232, 214]],
 };
 const MOVES = {
   ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
@@ -34,7 +38,8 @@ function unpacked(data) {
   const weight = (layer, head, row, column) =>
     data.low + (steps[((layer * heads + head) * T + row) * S + column] / 65535) *
       (data.high - data.low);
-  return { queries: data.queries, keys: data.keys, layers, heads, weight, top: data.top };
+  return { queries: data.queries, keys: data.keys, layers, heads, weight, top: data.top,
+    signed: data.signed };
 }
 
 // The end of the color scale: the rule of color_scale in regard/show/heatmaps.py.
@@ -60,11 +65,28 @@ function ofRows(rows, queries, keys, end = null) {
 function isDark() { return document.documentElement.dataset.theme === "dark"; }
 
 function color(share) {
-  const ramp = RAMPS[isDark() ? "dark" : "light"];
-  const place = Math.min(Math.max(share, 0), 1) * (ramp.length - 1);
+  const ramp = (share < 0 ? RAMPS_OF_LESS : RAMPS)[isDark() ? "dark" : "light"];
+  const place = Math.min(Math.abs(share), 1) * (ramp.length - 1);
   const below = Math.min(Math.floor(place), ramp.length - 2);
   return ramp[below].map(
     (low, i) => Math.round(low + (place - below) * (ramp[below + 1][i] - low)));
+}
+
+// The share of the color scale's end that a weight is; below 0 in a signed map only.
+function shareOf(map, weight) { return (map.signed ? weight : Math.max(weight, 0)) / map.top; }
+
+// One head as a small picture, a pixel for each weight.
+function thumbnail(map, layer, head) {
+  const T = map.queries.length, S = map.keys.length;
+  const canvas = make("canvas", { width: S, height: T, "aria-hidden": "true" });
+  if (T === 0 || S === 0) return canvas;
+  const pen = canvas.getContext("2d"), image = pen.createImageData(S, T);
+  for (let i = 0; i < T * S; i++) {
+    const share = shareOf(map, map.weight(layer, head, Math.floor(i / S), i % S));
+    image.data.set([...color(share), 255], 4 * i);
+  }
+  pen.putImageData(image, 0, 0);
+  return canvas;
 }
 
 function themeButton(button) {
@@ -96,6 +118,8 @@ class AttentionView {
     this.rows = this.pinned = null;
     this.layerGroup.hidden = map.layers < 2;
     this.headGroup.hidden = map.heads < 2;
+    this.buttons.heads.hidden = map.layers * map.heads < 2;
+    if (this.at.view === "heads" && this.buttons.heads.hidden) this.at.view = "heatmap";
     this.said.textContent = "";
     this._draw();
   }
@@ -116,14 +140,15 @@ class AttentionView {
     return this.map.weight(this.at.layer, this.at.head, row, column);
   }
 
-  share(row, column) { return Math.max(this.weight(row, column), 0) / this.map.top; }
+  share(row, column) { return shareOf(this.map, this.weight(row, column)); }
 
   // Building ------------------------------------------------------------------------------------
 
   _build(root) {
     const views = make("div", { class: "group", role: "group", "aria-label": "How to draw it" });
     this.buttons = {};
-    for (const [name, text] of [["heatmap", "Heatmap"], ["lines", "Lines"], ["table", "Table"]]) {
+    for (const [name, text] of [["heatmap", "Heatmap"], ["lines", "Lines"], ["table", "Table"],
+      ["heads", "All heads"]]) {
       this.buttons[name] = make("button", { type: "button", text, "data-view": name });
       this.buttons[name].addEventListener("click", () => this.choose(name));
       views.append(this.buttons[name]);
@@ -137,6 +162,8 @@ class AttentionView {
     this.pairs = make("div", { class: "pairs" });
     this.tableBox = make("div", { class: "scroll", tabindex: "0", role: "group",
       "aria-label": "Table of weights" });
+    this.headsBox = make("div", { class: "scroll", tabindex: "0", role: "group",
+      "aria-label": "A small picture of every head" });
     this.sections = {
       heatmap: make("section", { "aria-label": "Heatmap" }, this.pad,
         make("p", { class: "hint", text: "Point at a cell, or click and use the arrow keys." })),
@@ -144,6 +171,8 @@ class AttentionView {
         make("div", { class: "scroll" }, this.pairs),
         make("p", { class: "hint", text: "Point at a word to see only its lines; click to keep them." })),
       table: make("section", { "aria-label": "Table" }, this.tableBox),
+      heads: make("section", { "aria-label": "All heads" }, this.headsBox,
+        make("p", { class: "hint", text: "Every layer and head, on one color scale. Click one to open it." })),
     };
     root.append(make("div", { class: "bar" }, views, this.layerGroup, this.headGroup), this.said,
       ...Object.values(this.sections));
@@ -179,7 +208,7 @@ class AttentionView {
     this.layerGroup.say();
     this.headGroup.say();
     ({ heatmap: () => this._heatmap(), lines: () => this._lines(),
-      table: () => this._table() })[this.at.view]();
+      table: () => this._table(), heads: () => this._heads() })[this.at.view]();
   }
 
   // Heatmap -------------------------------------------------------------------------------------
@@ -233,7 +262,7 @@ class AttentionView {
     pen.font = "11px system-ui, sans-serif";
     pen.textAlign = "center";
     pen.textBaseline = "middle";
-    pen.fillText(this.weight(row, column).toFixed(2).replace(/^0/, ""),
+    pen.fillText(this.weight(row, column).toFixed(2).replace(/^(-?)0/, "$1"),
       left + (column + 0.5) * cell, top + (row + 0.5) * cell);
   }
 
@@ -303,12 +332,14 @@ class AttentionView {
     for (let row = 0; row < queries.length; row++) {
       for (let column = 0; column < keys.length; column++) {
         const share = this.share(row, column);
-        if (share > 0.02) found.push([share, row, column]);
+        if (Math.abs(share) > 0.02) found.push([share, row, column]);
       }
     }
-    found.sort((one, other) => other[0] - one[0]);
-    for (const [share, row, column] of found.slice(0, MOST_LINES)) {
+    found.sort((one, other) => Math.abs(other[0]) - Math.abs(one[0]));
+    for (const [signed, row, column] of found.slice(0, MOST_LINES)) {
+      const share = Math.min(Math.abs(signed), 1);
       const line = document.createElementNS(SVG, "line");
+      if (signed < 0) line.setAttribute("class", "less");
       line.setAttribute("x1", "35%");
       line.setAttribute("x2", "65%");
       line.setAttribute("y1", (column + 0.5) * ROW);
@@ -368,10 +399,33 @@ class AttentionView {
       return;
     }
     const value = (i) => (side === "keys" ? this.weight(i, index) : this.weight(index, i));
-    const most = [...near].sort((a, b) => value(b) - value(a)).slice(0, 4);
+    const most = [...near].sort((a, b) => Math.abs(value(b)) - Math.abs(value(a))).slice(0, 4);
     this.said.textContent =
       `“${this.map[side][index]}” ${side === "keys" ? "is looked at by" : "looks at"} ` +
       (most.map((i) => `“${this.map[other][i]}” ${value(i).toFixed(2)}`).join(", ") || "nothing");
+  }
+
+  // All heads -----------------------------------------------------------------------------------
+
+  _heads() {
+    const { layers, heads } = this.map;
+    const rows = Array.from({ length: layers }, (_, layer) => {
+      const cells = Array.from({ length: heads }, (_, head) => {
+        const here = layer === this.at.layer && head === this.at.head;
+        const button = make("button", { type: "button", "aria-pressed": String(here),
+          "aria-label": `Layer ${layer + 1}, head ${head + 1}` }, thumbnail(this.map, layer, head));
+        button.addEventListener("click", () => {
+          Object.assign(this.at, { layer, head });
+          this.choose("heatmap");
+        });
+        return make("td", {}, button);
+      });
+      return make("tr", {}, make("th", { scope: "row", text: `Layer ${layer + 1}` }), ...cells);
+    });
+    const names = Array.from({ length: heads }, (_, head) =>
+      make("th", { scope: "col", text: `Head ${head + 1}` }));
+    this.headsBox.replaceChildren(make("table", { class: "heads" },
+      make("thead", {}, make("tr", {}, make("td"), ...names)), make("tbody", {}, ...rows)));
   }
 
   // Table ---------------------------------------------------------------------------------------
