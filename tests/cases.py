@@ -5,6 +5,8 @@ A new score, regime, mask or backend joins every suite by one line here. Nothing
 """
 
 import contextlib
+import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -97,6 +99,7 @@ class ScoreRow(NamedTuple):
     widths: tuple[int, int]
     draw: Callable  # (normal(*shape), N) -> the dict of parameters
     approximate: bool = False  # the lift is within a tolerance, not exact
+    read: Callable = getattr  # (score, name of a parameter) -> the parameter
 
 
 def _additive(normal, *head):
@@ -111,7 +114,8 @@ def _additive(normal, *head):
 exact_additive = partial(regard.Additive, tolerance="exact")
 projected_additive = partial(regard.Additive, None, None)
 
-SCORES = {
+
+SINGLE_SCORES = {
     "dot": ScoreRow(regard.Dot, oracle.Dot, (8, 8), lambda normal, N: {}),
     "scaled dot": ScoreRow(
         regard.Dot, oracle.Dot, (8, 8), lambda normal, N: {"scale": np.float64(0.4)}
@@ -145,6 +149,85 @@ SCORES = {
     ),
     "a user's own": ScoreRow(
         Manhattan, oracle.Manhattan, (5, 5), lambda normal, N: {"rate": normal(5) ** 2 / 2}
+    ),
+}
+
+
+def summed(*terms):
+    """The row of Σ_i c_i a_i, from (row, None, "one" or "per head") each: what c_i is, None for 1.
+
+    Parameters are named as in oracle.Sum.
+    """
+    rows, kinds = zip(*terms, strict=True)
+
+    def make(**parameters):
+        made = []
+        for i, row in enumerate(rows):
+            start = f"{i} "
+            own = {n.removeprefix(start): x for n, x in parameters.items() if n.startswith(start)}
+            term = row.make(**own)
+            made.append(term if kinds[i] is None else parameters[str(i)] * term)
+        return functools.reduce(operator.add, made)
+
+    def draw(normal, N):
+        found = {}
+        for i, row in enumerate(rows):
+            found |= {f"{i} {name}": x for name, x in row.draw(normal, N).items()}
+            if kinds[i] is not None:
+                factors = np.linspace(0.7, -0.4, N)
+                found[str(i)] = factors if kinds[i] == "per head" else factors[0]
+        return found
+
+    def read(score, name):
+        i, *own = name.split(" ", 1)
+        term = score.terms[int(i)]
+        if not own:
+            return term.factor
+        return rows[int(i)].read(term if kinds[int(i)] is None else term.score, own[0])
+
+    oracles, approximate = [row.oracle for row in rows], any(row.approximate for row in rows)
+    return ScoreRow(make, partial(oracle.Sum, oracles), rows[0].widths, draw, approximate, read)
+
+
+ALIBI = ScoreRow(
+    regard.Alibi, oracle.Alibi, (8, 8), lambda normal, N: {"slopes": np.linspace(0.1, 0.5, N)}
+)
+RELATIVE = ScoreRow(
+    regard.RelativeBias, oracle.RelativeBias, (8, 8), lambda normal, N: {"table": normal(N, 9)}
+)
+
+
+def _row(name, widths):
+    """A row of the table above for inputs of these widths."""
+    return SINGLE_SCORES[name]._replace(widths=widths)
+
+
+SCORES = SINGLE_SCORES | {
+    "dot + gaussian": summed(
+        (_row("scaled dot", (6, 6)), None), (SINGLE_SCORES["gaussian"], "one")
+    ),
+    "bilinear + c additive": summed(
+        (SINGLE_SCORES["bilinear"], None), (SINGLE_SCORES["additive"], "one")
+    ),
+    "dot + alibi per head": summed((_row("dot", (8, 8)), None), (ALIBI, None)),
+    "dot + c relative bias per head": summed((_row("dot", (8, 8)), None), (RELATIVE, "one")),
+    "rotary gaussian, half turned": ScoreRow(
+        lambda **parameters: regard.Rotary(regard.Gaussian(**parameters), 100.0, 0.5),
+        lambda parameters: oracle.Rotary(oracle.Gaussian, parameters, 0.5, base=100.0),
+        (8, 8),
+        lambda normal, N: {"width": np.float64(2.5)},
+        read=lambda score, name: getattr(score.inner, name),
+    ),
+    "rotary dot": ScoreRow(
+        lambda: regard.Rotary(interleaved=True),
+        lambda parameters: oracle.Rotary(oracle.Dot, parameters, interleaved=True),
+        (8, 8),
+        lambda normal, N: {},
+    ),
+    "dot + c gaussian per head + a user's own": summed(
+        (_row("dot", (5, 5)), None),
+        (_row("gaussian per head", (5, 5)), "per head"),
+        (SINGLE_SCORES["a user's own"], None),
     ),
 }
 

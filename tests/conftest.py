@@ -34,6 +34,8 @@ hypothesis.settings.register_profile("nightly", deadline=None, max_examples=2000
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 ON_GPU = jax.default_backend() == "gpu"
+if ON_GPU:  # float32 against an oracle: not TF32, JAX's default there (test_precision.py has that)
+    jax.config.update("jax_default_matmul_precision", "highest")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
@@ -55,14 +57,32 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def programs_are_kept_no_longer():
-    """A command tells JAX to keep compiled programs as files, for good: here, for one module."""
+@pytest.fixture(scope="session", autouse=True)
+def programs_are_kept(request, tmp_path_factory):
+    """Compiled programs are kept as files: a program that two tests or two runs have in common is
+    compiled once. On a CPU in `.pytest_cache`, where `make clean` and --cache-clear remove them; on
+    a GPU, where the compiler also chooses by timing, for this session only.
+    """
+    kept = getattr(request.config, "cache", None)
+    if kept is None or ON_GPU:
+        folder = tmp_path_factory.mktemp("programs")
+    else:
+        folder = kept.mkdir("programs")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.reset_cache()  # JAX decided at its first compilation
+
+
+@pytest.fixture(scope="module")
+def programs_not_kept(programs_are_kept):
+    """For modules that watch which files are written."""
     folder = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
     yield
-    if jax.config.jax_compilation_cache_dir != folder:
-        jax.config.update("jax_compilation_cache_dir", folder)
-        compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", folder)
+    compilation_cache.reset_cache()
 
 
 MOST_MAPS = 20_000  # of memory; Linux allows a process 65,530

@@ -80,7 +80,7 @@ class Problem:
             # features, weights or d scores. So does a GPU's projection where a CPU stands in.
             halves = [dtype for dtype in self.dtypes.values() if "16" in dtype]
             allowed = max(allowed, *(2 * getattr(DTYPES[half], kind) for half in halves), 0)
-        if name in ("scale", "width"):
+        if name.split()[-1] in ("scale", "width") or name.isdigit():  # or the factor of a sum
             # One number for all pairs: its gradient is a sum whose terms cancel, by up to 90 times
             # in these cases, and its rounding is that of the terms.
             allowed *= 8
@@ -149,7 +149,9 @@ class Problem:
         inputs = {**self.inputs, **(inputs or {})}
         with self.backend.tiling():
             out, found, self.lifted = self.program(*self._arguments(inputs, facts))
-        gradients = {name: getattr(found["score"], name, None) for name in inputs}
+        read = SCORES[self.case.score].read
+        own = [name for name in inputs if name not in ARGUMENTS]
+        gradients = {name: read(found["score"], name) for name in own}
         gradients |= {name: found[name] for name in ARGUMENTS if name in found}
         return np.asarray(out), {name: np.asarray(g) for name, g in gradients.items()}
 

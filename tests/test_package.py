@@ -26,7 +26,7 @@ PACKAGE = ROOT / "src" / "regard"
 LAYERS = (
     {"score", "mask", "normalize", "dropout", "shapes", "placement", "atomic_file"},
     {"pool", "memory"},
-    {"front_door"},
+    {"front_door", "eager"},
     {"attend", "summary"},
     {"regard"},
     {"modules", "nnx", "linen", "interop"},

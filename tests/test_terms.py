@@ -146,6 +146,33 @@ def test_a_map_and_a_summary_count_the_sink():
 
 
 @pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("implementation", ["blockwise", "pallas"])
+@pytest.mark.parametrize("score", [regard.Gaussian(1.3), regard.Gaussian(np.linspace(0.8, 2.0, N))])
+def test_a_lift_that_lacks_a_constant_per_query(score, implementation):
+    """A sink and the log-sum-exp see what softmax does not: the Gaussian's -|q - c|^2 / 2 width^2,
+    far from the origin; and its gradient, which is 0 in an empty row.
+    """
+    query, key, value, sink = arrays(jnp.float32)
+    score, lens = jax.tree.map(jnp.float32, score), jnp.asarray(LENS, jnp.int32)
+
+    def run(implementation):
+        def pool(query, key, value, sink):
+            settings = dict(valid_lens=lens, sink=sink, score=score, return_lse=True)
+            out, lse = regard.attend(query, key, value, **settings, implementation=implementation)
+            return out, jnp.where(lens[:, None, None] > 0, lse, 0.0)
+
+        found, pull = jax.vjp(pool, query + 2, key + 2, value, sink)
+        return found, pull(jax.tree.map(jnp.ones_like, found))
+
+    expected = run("reference")
+    with interpreted_kernels() if implementation == "pallas" else small_tiles():
+        found = jax.jit(lambda: run(implementation))()
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5 * float(jnp.abs(other).max() + 1))
+    np.testing.assert_array_equal(found[1][0][0], 0)
+
+
+@pytest.mark.usefixtures("quick_compilation")
 def test_the_kernels_have_sinks_and_second_derivatives():
     """In interpret mode, float32: gradient and forward over reverse of output and log-sum-exp."""
     query, key, value, sink = arrays(jnp.float32)

@@ -5,7 +5,7 @@ it: score -> mask -> normalize -> pool.
 """
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Unpack, cast, overload
 
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from regard import eager
 from regard.front_door import DOT, Pipeline, prepare
 from regard.mask import Mask, resolve
 from regard.memory import Memory
@@ -121,6 +122,7 @@ def attend(
     mesh: Any = None,
     sequence_axis: str | None = None,
     query_positions: Array | None = None,
+    key_positions: Array | None = None,
     return_weights: bool = False,
     return_lse: bool = False,
     return_lifted: bool = False,
@@ -145,7 +147,8 @@ def attend(
         key: (S, Hk), (B, S, Hk) or (B, S, K, Hk); K divides N (grouped queries). Or a Memory,
             which has the values and the score as well.
         value: (S, V), (B, S, V) or (B, S, K, V); none with a Memory.
-        score: Dot, Gaussian, Bilinear, Additive, or your own Score.
+        score: Dot, Gaussian, Bilinear, Additive, or your own Score; with positions, Rotary, Alibi
+            or RelativeBias; or a sum of scores, a + c * b.
         valid_lens: integers (), (B,), (B, T) or (B, N, T); (T,) for rank 2. Keys s < valid_lens
             take part; clipped to [0, S].
         mask: a Mask, or bool broadcastable to the weights; True takes part.
@@ -163,8 +166,11 @@ def attend(
             attention, whatever T and S are; for masks by lengths, bands and segments.
             Without a mesh, the one of jax.set_mesh. Inside your own shard_map over that axis,
             the arrays are the device's shares and masks speak of the whole sequence.
-        query_positions: integers (T,) or (B, T): where the queries stand in the text that a
-            Memory holds; None: the last one at its end.
+        query_positions: integers (T,) or (B, T): where the queries stand in their text, for
+            scores with positions (Rotary, Alibi, RelativeBias) and for masks of a Memory. None:
+            the last query stands where the last key does, as masks are aligned.
+        key_positions: integers (S,) or (B, S), for scores with positions; None: 0, 1, …. A Memory
+            knows its own. Masks of plain arrays count indices, whatever the positions are.
         return_weights: also return the weights, (T, S), (B, T, S) or (B, N, T, S), before
             dropout. Looking never changes the output.
         return_lse: also return the log-sum-exp of each row's scores, (T,), (B, T) or (B, N, T),
@@ -192,9 +198,18 @@ def attend(
     arrays: dict[str, Any] = dict(query=query, key=key, value=value, bias=bias)
     arrays |= {} if score is DOT else dict(score=score)
     arrays |= dict(valid_lens=valid_lens, mask=mask, sink=sink, dropout_rng=dropout_rng)
-    arrays |= dict(query_positions=query_positions)
+    arrays |= dict(query_positions=query_positions, key_positions=key_positions)
     asked = dict(out=True, weights=return_weights, lse=return_lse, flag=return_lifted)
     wanted = tuple(name for name, given in asked.items() if given)
+    asked_for = implementation if isinstance(implementation, str | None) else tuple(implementation)
+    static = Static(asked_for, tuple(options.items()))
+    program = eager.program_of(arrays, static, _program) if mesh is sequence_axis is None else None
+    if program is not None:
+        return _collect(
+            wanted,
+            _pool_whole(arrays, static, program),
+            functools.partial(_weigh_whole, arrays, static, program),
+        )
     call = functools.partial(_attend, implementation=implementation, wanted=wanted, **options)
     held = [key.key] if isinstance(key, Memory) else [key, value]
     explicit = explicit_mesh(query, *held)
@@ -215,6 +230,7 @@ def weights(
     bias: Array | None = None,
     normalize: Normalizer = Softmax(),
     query_positions: Array | None = None,
+    key_positions: Array | None = None,
     softcap: float | None = None,
     sink: Array | float | None = None,
     implementation: str | Sequence[str] | None = None,
@@ -236,13 +252,20 @@ def weights(
     """
     pipeline: dict[str, Any] = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias)
     pipeline |= dict(normalize=normalize)
-    pipeline |= dict(query_positions=query_positions)
+    pipeline |= dict(query_positions=query_positions, key_positions=key_positions)
     pipeline |= dict(softcap=softcap, sink=sink)
     problem, request = prepare(query, key, None, **cast(Any, pipeline))
     return _weights(problem, Program.of(choose(request, implementation)))
 
 
-def scores(query: Array, key: Array | Memory, *, score: Score = DOT) -> Array:
+def scores(
+    query: Array,
+    key: Array | Memory,
+    *,
+    score: Score = DOT,
+    query_positions: Array | None = None,
+    key_positions: Array | None = None,
+) -> Array:
     """a(q, k) by its definition: no lift, no mask.
 
     Example:
@@ -253,7 +276,8 @@ def scores(query: Array, key: Array | Memory, *, score: Score = DOT) -> Array:
     Returns:
         (T, S), (B, T, S) or (B, N, T, S), float32 or wider.
     """
-    problem, request = prepare(query, key, None, score=score)
+    places: Any = dict(query_positions=query_positions, key_positions=key_positions)
+    problem, request = prepare(query, key, None, score=score, **places)
     return _scores(problem, Program.of(choose(request, "reference")))
 
 
@@ -361,13 +385,56 @@ def _attend(
 ) -> Any:
     problem, request = prepare(query, key, value, **options)
     program = Program.of(choose(request, implementation))
-    out, lse, lifted = _pool(problem, program)
+    pooled = _pool(problem, program)
+    return _collect(wanted, pooled, functools.partial(_weights, problem, program))
+
+
+def _collect(
+    wanted: tuple[str, ...], pooled: tuple[Array, Array | None, Array], weights: Callable[[], Array]
+) -> Any:
+    """What the caller asked for, of the results of `_pool` and of a program for the weights: one
+    of its own, so that looking cannot change what is pooled.
+    """
     if len(wanted) == 1:
-        return out
-    results = dict(out=out, lse=lse, flag=lifted)
-    if "weights" in wanted:  # a program of its own: looking cannot change what is pooled
-        results["weights"] = _weights(problem, program)
+        return pooled[0]
+    results = dict(zip(("out", "lse", "flag"), pooled, strict=True))
+    if "weights" in wanted:
+        results["weights"] = weights()
     return tuple(results[name] for name in wanted)
+
+
+class Static(NamedTuple):
+    """The keywords of a call that are no arrays."""
+
+    implementation: str | tuple[str, ...] | None
+    options: tuple[tuple[str, Any], ...]
+
+    def prepare(self, arrays: dict[str, Any], device: Device) -> tuple[Problem, Request]:
+        return prepare(**arrays, **dict(self.options), device=device)
+
+
+def _program(arrays: dict[str, Any], static: Static, device: Device) -> Program:
+    """The program of a call outside of jit, from what its arrays look like; raises what it does."""
+    found: list[Request] = []
+    jax.eval_shape(lambda arrays: found.append(static.prepare(arrays, device)[1]), arrays)
+    request = found[0]
+    if "score" in arrays and not isinstance(arrays["key"], Memory):  # whose numbers are known
+        request = replace(request, score=arrays["score"])
+    return Program.of(choose(request, static.implementation))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _pool_whole(
+    arrays: dict[str, Any], static: Static, program: Program
+) -> tuple[Array, Array | None, Array]:
+    """`_pool` from the caller's own arrays."""
+    return _pool(static.prepare(arrays, program.device)[0], program)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _weigh_whole(arrays: dict[str, Any], static: Static, program: Program) -> Array:
+    """`_weights` from the caller's own arrays."""
+    return _weights(static.prepare(arrays, program.device)[0], program)
 
 
 @functools.partial(jax.jit, static_argnums=1)

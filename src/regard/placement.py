@@ -55,10 +55,20 @@ def device_of(*trees: Any) -> Device:
 def with_value(variable: ContextVar[T], value: T) -> Iterator[None]:
     """Gives a context variable this value for what is traced inside."""
     token = variable.set(value)
+    held = _in_force.set((*_in_force.get(), (variable.name, value)))
     try:
         yield
     finally:
+        _in_force.reset(held)
         variable.reset(token)
+
+
+_in_force: ContextVar[tuple[tuple[str, Any], ...]] = ContextVar("in_force", default=())
+
+
+def in_force() -> tuple[tuple[str, Any], ...]:
+    """The names and values that enclosing `with_value` blocks have given, the outermost first."""
+    return _in_force.get()
 
 
 def on_device(device: Device) -> AbstractContextManager[None]:

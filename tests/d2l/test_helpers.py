@@ -66,8 +66,8 @@ def test_all_is_what_is_public():
     }
     assert sorted(set(d2l.__all__) - {"plt"}) == sorted(public - {"Any", "pyplot"})
     assert len(d2l.__all__) == len(set(d2l.__all__))
-    with pytest.raises(AttributeError, match="has no attribute 'Trainer'"):
-        d2l.Trainer  # noqa: B018
+    with pytest.raises(AttributeError, match="has no attribute 'Animator'"):
+        d2l.Animator  # noqa: B018
 
 
 def test_random_numbers_are_new_each_time():

@@ -261,8 +261,10 @@ def test_another_score_is_refused():
         regard.attend(query, memory, value)
     with pytest.raises(ValueError, match=r"or a query and a regard\.Memory"):
         regard.attend(query, key)
-    with pytest.raises(ValueError, match=r"are of queries of a regard\.Memory"):
+    with pytest.raises(ValueError, match=r"positions are of a regard\.Memory and of"):
         regard.attend(query, query, query, query_positions=jnp.arange(LENGTH))
+    with pytest.raises(ValueError, match="knows its keys' positions"):
+        regard.attend(query, memory, key_positions=jnp.arange(LENGTH))
     with pytest.raises(ValueError, match=r"made for queries \(B, T, N, D\). Got query \[3, 8, 5\]"):
         regard.attend(query[:, :, 0], memory)
     raw = regard.Memory.of(key, value, score=None)

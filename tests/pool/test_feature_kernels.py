@@ -411,9 +411,20 @@ def cotangents(monkeypatch, narrow, operands, masks, cotangent):
     ids=["expanded, window", "expanded, lengths", "rows"],
 )
 def test_narrow_and_wide_backward_passes_agree(features, mask, monkeypatch):
+    narrow_and_wide_agree(features, mask, monkeypatch, jnp.bfloat16, 0.01)
+
+
+@pytest.mark.parametrize("mask", [None, Mask.window(20, 5)], ids=["none", "window"])
+def test_in_tf32_narrow_and_wide_backward_passes_agree(mask, monkeypatch):
+    """A CPU computes what a GPU would in TF32 in float32."""
+    with jax.default_matmul_precision("tensorfloat32"):
+        narrow_and_wide_agree("rows", mask, monkeypatch, jnp.float32, 2e-6)
+
+
+def narrow_and_wide_agree(features, mask, monkeypatch, dtype, tolerance):
     expansion, query, key = expansion_and_rows(16, 3)
     rng = np.random.default_rng(2)
-    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.bfloat16)  # noqa: E731
+    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), dtype)  # noqa: E731
     if features == "rows":
         expansion, query, key = None, normal(2, 4, 32, 24), normal(2, 2, 48, 24)
     bias = normal(2, 2, 48).astype(jnp.float32)
@@ -429,7 +440,7 @@ def test_narrow_and_wide_backward_passes_agree(features, mask, monkeypatch):
         jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(expected), strict=True
     ):
         assert one.dtype == other.dtype
-        assert_close(one, other, 0.01, jax.tree_util.keystr(path))
+        assert_close(one, other, tolerance, jax.tree_util.keystr(path))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
-from jax.experimental.compilation_cache import compilation_cache
 
 from regard.seq2seq.model.config import ATTENTIONS, Config
 from regard.seq2seq.model.translation_model import Model
@@ -72,18 +70,3 @@ def some_batch(rows: int = 4, width: int = 6, seed: int = 0, vocab: int = VOCAB)
     lens[0] = 0  # nothing but <eos>
     pairs = [tuple(draw.integers(4, vocab, size=n).tolist() for n in pair) for pair in lens]
     return Batch.of(pairs, rows=rows, width=width)
-
-
-@pytest.fixture(scope="module")
-def kept_programs(tmp_path_factory):
-    """Each call of `train` compiles a step of its own: the same program again, found on disk."""
-    _keep_programs(str(tmp_path_factory.mktemp("programs")), seconds=0.2, size=-1)
-    yield
-    _keep_programs(None, seconds=1.0, size=0)  # JAX's own
-
-
-def _keep_programs(folder: str | None, seconds: float, size: int) -> None:
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", size)
-    compilation_cache.reset_cache()  # or it stays as it was at the first compilation

@@ -22,7 +22,7 @@ __all__ = [
     "sigmoid", "matmul", "batch_matmul", "reshape", "transpose", "swapaxes", "expand_dims",
     "concat", "stack", "repeat", "reduce_sum", "reduce_mean", "argmax", "astype", "size", "numpy",
     "to", "int32", "int64", "float32", "get_key", "check_shape", "check_len", "add_to_class",
-    "nn_Module", "bleu",
+    "nn_Module", "bleu", "cpu", "gpu", "num_gpus", "try_gpu",
 ]
 # fmt: on
 
@@ -82,6 +82,29 @@ def get_key() -> Array:
         False
     """
     return jax.random.fold_in(jax.random.PRNGKey(0), next(_draws))
+
+
+def cpu() -> jax.Device:
+    """The CPU device."""
+    return jax.devices("cpu")[0]
+
+
+def gpu(i: int = 0) -> jax.Device:
+    """A GPU device; a RuntimeError of JAX's where there is none."""
+    return jax.devices("gpu")[i]
+
+
+def num_gpus() -> int:
+    """How many GPUs JAX sees; 0 where there is none."""
+    try:
+        return jax.device_count("gpu")
+    except RuntimeError:
+        return 0
+
+
+def try_gpu(i: int = 0) -> jax.Device:
+    """The GPU of this number, where there is one, else the CPU."""
+    return gpu(i) if i < num_gpus() else cpu()
 
 
 def rand(*shape: int | Sequence[int]) -> Array:

@@ -4,19 +4,22 @@ Time comes first inside the recurrent layers, batch first everywhere else. Loops
 scans, so that a program's size does not grow with the sentence.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax  # type: ignore[import-untyped]
 from flax import linen as nn
 from jax import Array
 
 from regard.d2l.attention import AdditiveAttention
+from regard.d2l.training import Classifier, cross_entropies
 
 __all__ = ["RNN", "GRU", "Encoder", "Decoder", "EncoderDecoder", "AttentionDecoder"]
-__all__ += ["Seq2SeqEncoder", "Seq2SeqAttentionDecoder"]
+__all__ += ["Seq2SeqEncoder", "Seq2SeqAttentionDecoder", "Seq2Seq"]
 
 # The state of a decoder with attention: the encoder's outputs (batch, source, hidden), the hidden
 # states (layers, batch, hidden), and the source's lengths (batch,) or None.
@@ -230,7 +233,7 @@ class Seq2SeqAttentionDecoder(AttentionDecoder):
         return seen_by(self, "dec_attention_weights")
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Classifier):
     """An encoder and a decoder: a model of the target given the source.
 
     Example:
@@ -247,7 +250,7 @@ class EncoderDecoder(nn.Module):
         enc_X: the source, (batch, source steps).
         dec_X: what the decoder reads, the target one step behind, (batch, target steps).
         args: for the encoder and for `init_state`: the source's lengths (batch,).
-        training: whether dropout is on.
+        training: whether dropout is on; None: as the module's own `training` says.
 
     Returns:
         The decoder's output alone, (batch, target steps, vocabulary).
@@ -255,8 +258,12 @@ class EncoderDecoder(nn.Module):
 
     encoder: nn.Module
     decoder: nn.Module
+    training: bool = dataclasses.field(default=False, kw_only=True)
 
-    def __call__(self, enc_X: Array, dec_X: Array, *args: Any, training: bool = False) -> Array:
+    def __call__(
+        self, enc_X: Array, dec_X: Array, *args: Any, training: bool | None = None
+    ) -> Array:
+        training = self.training if training is None else training
         enc_all_outputs = self.encoder(enc_X, *args, training=training)
         state = self.decoder.init_state(enc_all_outputs, *args)
         return self.decoder(dec_X, state, training=training)[0]
@@ -294,6 +301,51 @@ class EncoderDecoder(nn.Module):
             [_sown(seen, "dec_attention_weights") for seen in decoder_seen],
             _sown(encoder_seen, "enc_attention_weights"),
         )
+
+
+class Seq2Seq(EncoderDecoder):
+    """An encoder and a decoder that learn to translate: Adam, and a loss that padding is not in.
+
+    Example:
+        >>> from regard import d2l
+        >>> data = d2l.MTFraEng(batch_size=128)  # doctest: +ELLIPSIS
+        >>> model = d2l.Seq2Seq(
+        ...     d2l.Seq2SeqEncoder(len(data.src_vocab), 32, 64, 1),
+        ...     d2l.Seq2SeqAttentionDecoder(len(data.tgt_vocab), 32, 64, 1),
+        ...     tgt_pad=data.tgt_vocab["<pad>"],
+        ...     lr=0.01,
+        ... )
+        >>> model.board.display = False
+        >>> trainer = d2l.Trainer(max_epochs=30, gradient_clip_val=1)
+        >>> trainer.fit(model, data)
+        >>> batch = data.build(["he's calm ."], ["il est calme ."])
+        >>> tokens, _ = model.predict_step(trainer.state.params, batch, data.num_steps)
+        >>> data.tgt_vocab.to_tokens(tokens[0])[:4]
+        ['il', 'est', 'calme', '.']
+
+    Args:
+        encoder, decoder: as for `EncoderDecoder`.
+        tgt_pad: the number of the target's padding.
+        lr: Adam's learning rate; for another optimizer, override `configure_optimizers`.
+        training: as for `EncoderDecoder`; a `Trainer` sets it.
+    """
+
+    tgt_pad: int  # type: ignore[misc]  # mypy takes `training`, keyword-only, for positional
+    lr: float  # type: ignore[misc]
+
+    def validation_step(self, params: Any, batch: Any, state: Any) -> None:
+        loss, _ = self.loss(params, tuple(batch[:-1]), batch[-1], state)
+        self.plot("loss", loss, train=False)
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        return optax.adam(self.lr)
+
+    @functools.partial(jax.jit, static_argnames=("self", "averaged"))
+    def loss(self, params: Any, X: Any, Y: Any, state: Any, averaged: bool = False) -> Any:
+        """The mean cross-entropy of the tokens that are not padding; `averaged` has no effect."""
+        Y_hat = state.apply_fn({"params": params}, *X, rngs={"dropout": state.dropout_rng})
+        counts = jnp.not_equal(Y, self.tgt_pad).astype(jnp.float32).reshape(-1)
+        return (cross_entropies(Y_hat, Y) * counts).sum() / jnp.maximum(counts.sum(), 1), {}
 
 
 def seen_by(module: nn.Module, name: str) -> Any:

@@ -15,6 +15,7 @@ from regard.pool.few_queries import is_few
 from regard.pool.pallas import Pallas
 from regard.pool.reference import Reference
 from regard.pool.ring import Ring
+from regard.score.contract import describe_products
 
 # Where the whole [B, N, T, S] array has at most this many numbers, its memory does not matter, and
 # one dense pass is a small program that any device runs quickly.
@@ -109,7 +110,9 @@ class Choice:
 
     def reason(self) -> str:
         """What runs, in one line."""
-        reason = self.backend.describe(self.request)
+        request = self.request
+        products = describe_products(request.dtype, request.device.platform)
+        reason = self.backend.describe(request) + products
         if self.asked is None:
             return reason
         first = f"first of {list(self.asked)} that can" if len(self.asked) > 1 else "asked for"
@@ -135,9 +138,12 @@ class Choice:
     def explain(self, verbose: bool) -> str:
         """For `regard.explain`: two lines, or all."""
         first, others = f"{self.backend.name} runs: {self.reason()}", self.why_not()
+        heads = [first]
+        if self.request.label != type(self.request.score).__name__:  # of parts, or placed
+            heads.append(f"score: {self.request.label}")
         if not verbose:
-            return "\n".join([first, *_in_short(others)])
-        lines = [first, *(f"not {name}: {reason}" for name, reason in others.items())]
+            return "\n".join([*heads, *_in_short(others)])
+        lines = [*heads, *(f"not {name}: {reason}" for name, reason in others.items())]
         if self.asked is None:
             lines.append("rules, of which the first that holds and whose backend can decides:")
             lines += [

@@ -236,7 +236,7 @@ def _mask_lacks(mask: MaskFacts, axes: Axes) -> Iterator[str]:
 
 
 def _score_lacks(request: Request) -> Iterator[str]:
-    name, lift = type(request.score).__name__, request.lift
+    name, lift = request.score.label(), request.lift
     if lift is None:
         yield f"runs inner products only, and {name} has no lift to one here"
         return

@@ -201,8 +201,9 @@ class LinearMap(NamedTuple):
 
     def _transposed(self, *leaves: Array) -> list[Array]:
         residuals, cotangents = self.split(leaves)
-        found = self.static.backward(self.structure.unflatten(residuals), tuple(cotangents))
-        every = jax.tree.leaves(found)
+        given = self.structure.unflatten(residuals)
+        found = self.static.backward(given, tuple(cotangents))
+        every = jax.tree.leaves(_with_zeros(found, given.operands))
         wanted, first = self.linear_places(residuals)[0], self.places()[0]
         return [every[first.index(place)] for place in wanted]
 
@@ -215,6 +216,15 @@ def _vmapped(function: Callable, one: Mapped) -> Callable:
         )(*leaves)
 
     return mapped
+
+
+def _with_zeros(found: Any, operands: Any) -> Any:
+    """Cotangents with zeros where a backward pass left None, in place of a leaf or several."""
+
+    def filled(one: Any, operand: Any) -> Any:
+        return jax.tree.map(jnp.zeros_like, operand) if one is None else one
+
+    return jax.tree.map(filled, found, operands, is_leaf=lambda one: one is None)
 
 
 def _has_tangent(leaf: Any) -> bool:

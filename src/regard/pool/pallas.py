@@ -94,9 +94,13 @@ class Pallas(Backend):
                 return f"the kernels take {', '.join(_DTYPES)}, not {dtype}"
         if axes.V > 256:
             return f"values wider than 256 (here {axes.V})"
-        if axes.empty() or request.lift is not None or request.score.tanh_vector() is not None:
+        if axes.empty() or request.score.tanh_vector() is not None:
             return None
-        name = type(request.score).__name__
+        lift, name = request.lift, request.score.label()
+        if lift is not None and lift.in_range is None:
+            return None
+        if lift is not None:
+            return f"{name}: its lift holds over a range of data, and no kernel scores it outside"
         return f"{name} has no lift: no inner product for the kernels to compute"
 
     def describe(self, request: Request) -> str:

@@ -138,7 +138,23 @@ class ScorePlan(NamedTuple):
         static = Passes(every, device, problem.out_dtype, branch, sharded, problem.lse)
         operands = tuple(one for _, one in passes)
         inputs = (operands, problem.allowed, problem.seed, self.in_range)
-        return pool_by(static, *vary_as(inputs, (inputs, like))), self.lift_ran()
+        found = pool_by(static, *vary_as(inputs, (inputs, like)))
+        if problem.lse:
+            out, lse = found
+            found = out, self._with_constant(problem, lse)
+        return found, self.lift_ran()
+
+    def _with_constant(self, problem: "Problem", lse: Array) -> Array:
+        """Adds a lift's constant per query to the log-sum-exp: softmax cannot see it, so that no
+        pass adds it to scores. With a soft cap every pass does.
+        """
+        lift = self.paths[0].lift
+        if lift is None or lift.query_bias is None or problem.softcap is not None:
+            return lse
+        constant = lift.query_bias.astype(lse.dtype)
+        if self.in_range is not None:
+            constant = jnp.where(self.in_range, constant, 0)
+        return jnp.where(jnp.isfinite(lse), lse + constant, lse)
 
 
 class Pass(Protocol):

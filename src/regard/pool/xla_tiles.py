@@ -366,7 +366,7 @@ class Tiles:
             subscripts,
             left,
             right,
-            precision=matmul_precision(left.dtype),
+            precision=matmul_precision(left.dtype, exact=self.expansion is not None),
             preferred_element_type=self.plan.wide,
         )
 

@@ -156,6 +156,10 @@ class Additive(Score):
         x = query.astype(wide) if self.query_kernel is None else project(query, self.query_kernel)
         y = key.astype(wide) if self.key_kernel is None else project(key, self.key_kernel)
         tolerance = self.lift_tolerance(query.dtype)  # x and y no longer tell the compute dtype
+        # float32 on a GPU: tanh in registers is faster than products without TF32, which the lift's
+        # tolerance forbids (one H200, B=8, T=S=2048, h=V=64: 0.87 ms, the lift 18.2).
+        if query.dtype == jnp.float32 and current_platform(query) == "gpu":
+            tolerance = tolerance if lift_policy().anywhere else None
         projected = Additive(
             None, None, self.vector.astype(wide), "exact" if tolerance is None else tolerance
         )
@@ -251,6 +255,9 @@ class Additive(Score):
 
     def tanh_vector(self) -> Array:
         return self.vector
+
+    def scaled(self, factor: Array) -> Score:
+        return replace(self, vector=factor[..., None] * self.vector)
 
 
 def _back_on_cpu(

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 import jax
 from jax import Array
 
-from regard.score.contract import Lift, Score, inner_products, project, with_heads
+from regard.score.contract import (
+    KeyPolynomial,
+    Lift,
+    Score,
+    inner_products,
+    project,
+    with_heads,
+)
 from regard.score.dot import Dot
 
 
@@ -40,6 +47,10 @@ class Bilinear(Score):
         if query_width >= key_width:
             return Lift(project(query, self.kernel, rounded=True), key)
         return Lift(query, project(key, self.kernel.swapaxes(-1, -2), rounded=True))
+
+    def about_keys(self, query: Array, center: Array | None) -> KeyPolynomial:
+        linear = project(query, self.kernel)
+        return Dot(1.0).about_keys(linear, center)
 
     def prepared(self, key: Array, positions: Array) -> tuple[Score, Array]:
         """Keys projected to the queries' width, where that is the narrower one."""

@@ -8,7 +8,7 @@ import functools
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from regard.placement import current_platform, with_value
+
+if TYPE_CHECKING:
+    from regard.score.positions import Placement
 
 
 class Score:
@@ -31,6 +34,9 @@ class Score:
     - `projected(query, key)`: the same score on inputs projected once, before any loop.
     - `prepared(key, positions)`: the same score on keys prepared once, for a `Memory`.
     - `check(query_width, key_width)`: raise ValueError where the widths do not fit.
+
+    Scores add, and multiply by numbers: `0.5 * Dot() + Laplace(0.1)` is a score; see
+    regard/score/algebra.py.
 
     Without a lift, blockwise pooling calls `scores` on one tile of queries and keys at a time,
     so a new score has linear memory and a gradient from its first line on. The other methods state
@@ -57,11 +63,40 @@ class Score:
         be forms of another score; one that redefines `lift` inherits nothing stated about it.
         """
         super().__init_subclass__()
-        stated = ("sums_over_shares", "static_scale", "tanh_vector")
-        equal = ("lift", "tile_form", "scores_back", "projected", "prepared", *stated)
+        stated = ("sums_over_shares", "static_scale", "tanh_vector", "about_keys", "scaled")
+        equal = ("lift", "tile_form", "scores_back", "projected", "prepared", "placed", *stated)
         for name in equal if "scores" in vars(cls) else stated if "lift" in vars(cls) else ():
             if name not in vars(cls):
                 setattr(cls, name, vars(Score)[name])
+
+    # Sums and multiples: see algebra.py -------------------------------------------------------
+
+    __array_ufunc__ = None  # so that a NumPy number leaves c * score to the score
+
+    def __add__(self, other: "Score") -> "Score":
+        from regard.score.algebra import added  # algebra.py builds on this file
+
+        return added(self, other)
+
+    def __radd__(self, other: Any) -> "Score":
+        return self if isinstance(other, int) and other == 0 else self + other  # of sum(scores)
+
+    def __mul__(self, factor: "float | Array") -> "Score":
+        from regard.score.algebra import multiplied
+
+        return multiplied(factor, self)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> "Score":
+        return -1.0 * self
+
+    def __sub__(self, other: "Score") -> "Score":
+        return self + -1.0 * other
+
+    def label(self) -> str:
+        """What errors and `explain` call it."""
+        return type(self).__name__
 
     def scores(self, query: Array, key: Array) -> Array:
         """a(q, k) by definition: [..., T, Hq] and [..., S, Hk] -> [..., T, S]."""
@@ -112,6 +147,14 @@ class Score:
         """
         return self, key
 
+    def uses_positions(self) -> bool:
+        """Whether the score depends on where queries and keys stand in their text."""
+        return False
+
+    def placed(self, query: Array, key: Array, at: "Placement") -> "tuple[Score, Array, Array]":
+        """An equal score, [B, N, T, Hq] queries and [B, K, S, Hk] keys for these positions."""
+        return self, query, key
+
     def check(self, query_width: int, key_width: int) -> None:
         """Raises ValueError when queries and keys of these widths cannot be compared."""
 
@@ -138,6 +181,33 @@ class Score:
     def tanh_vector(self) -> Array | None:
         """w, where the projected score is wᵀ tanh(x + y); there is a kernel for that."""
         return None
+
+    # What a sum or a multiple may ask ---------------------------------------------------------
+
+    def about_keys(self, query: Array, center: Array | None) -> "KeyPolynomial | None":
+        """The score as a polynomial of the key around a center, [..., K, 1, Hk]; None: 0.
+
+        Sums of such scores need no more features than one of them. None for no such form.
+        """
+        return None
+
+    def scaled(self, factor: Array) -> "Score | None":
+        """The score times a factor, () or (N,), as a score of its own class; None: no such form."""
+        return None
+
+
+class KeyPolynomial(NamedTuple):
+    """linear(q) . (k - c) + square ‖k - c‖² + constant(q).
+
+    Attributes:
+        linear: [..., T, Hk], float32 or wider.
+        square: broadcasts against [..., T, Hk]; None is zero.
+        constant: [..., T]; None is zero.
+    """
+
+    linear: Array
+    square: Array | None = None
+    constant: Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -239,7 +309,7 @@ class Lift:
         """phi(q) . psi(k) + biases, [..., T, S]."""
         query = self.query_features()
         key = repeat_heads(self.key_features().astype(query.dtype), query)
-        scores = inner_products(query, key)
+        scores = inner_products(query, key, exact=self.expansion is not None)
         if self.key_bias is not None:
             scores = scores + repeat_heads(self.key_bias[..., None, :], query)
         if self.query_bias is not None:
@@ -292,26 +362,70 @@ def accumulation_dtype(*dtypes: jnp.dtype) -> jnp.dtype:
     return promote(jnp.dtype(jnp.float32), *dtypes)
 
 
-def matmul_precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
-    """Full float32 products unless the user chose otherwise (jax.default_matmul_precision).
+def matmul_precision(dtype: jnp.dtype, *, exact: bool = False) -> jax.lax.Precision | None:
+    """The precision of a matrix product: what `jax.default_matmul_precision` says.
 
-    A GPU would quietly use tf32, three digits, which breaks the promise that a float32 input
-    is scored in float32.
+    Where it says nothing, JAX's default for the device: a GPU multiplies float32 in TF32, whose
+    numbers have 11 significant bits, a CPU in float32.
+
+    Args:
+        exact: for the features of a lift whose tolerance TF32 would exceed: float32 on a GPU too,
+            unless the user chose otherwise.
     """
-    chosen = getattr(jax.config, "jax_default_matmul_precision", None)
-    if chosen is None and jnp.dtype(dtype).itemsize >= 4:
+    unset = _chosen_precision() is None
+    if unset and jnp.dtype(dtype).itemsize >= 4 and (exact or current_platform() == "cpu"):
         return jax.lax.Precision.HIGHEST
     return None
 
 
+def multiplies_in_float32(dtype: jnp.dtype, *, exact: bool = False) -> bool:
+    """Whether `matmul_precision` asks for products of whole float32 numbers, and not of TF32."""
+    if jnp.dtype(dtype).itemsize < 4:
+        return False
+    full = ("highest", "float32", "F32_F32_F32")
+    return matmul_precision(dtype, exact=exact) is not None or _chosen_precision() in full
+
+
+def as_multiplied(array: Array) -> Array:
+    """The array as a matrix unit reads it: float32 rounded to TF32 where products are in TF32.
+
+    For what depends on the very numbers that are multiplied, such as the norm of a key.
+    """
+    in_tf32 = array.dtype == jnp.float32 and current_platform(array) == "gpu"
+    if not in_tf32 or multiplies_in_float32(array.dtype):
+        return array
+    return jax.lax.reduce_precision(array, exponent_bits=8, mantissa_bits=10)
+
+
+def describe_products(dtype: jnp.dtype, platform: str) -> str:
+    """How float32 is multiplied on a GPU, for `explain`; "" elsewhere."""
+    if platform != "gpu" or jnp.dtype(dtype) != jnp.float32:
+        return ""
+    chosen = _chosen_precision()
+    how = "in TF32, JAX's default" if chosen is None else f"by the setting {chosen!r}"
+    return f"; float32 products {how} (jax.default_matmul_precision)"
+
+
+def _chosen_precision() -> str | None:
+    return getattr(jax.config, "jax_default_matmul_precision", None)
+
+
 def inner_products(
-    query: Float[Array, "... T R"], key: Float[Array, "... S R"]
+    query: Float[Array, "... T R"], key: Float[Array, "... S R"], *, exact: bool = False
 ) -> Float[Array, "... T S"]:
-    """query . key for every pair, accumulated in float32 or wider."""
-    return _product("...tr,...sr->...ts", query, key)
+    """query . key for every pair, accumulated in float32 or wider; `exact` as in
+    `matmul_precision`.
+    """
+    return _product("...tr,...sr->...ts", query, key, exact=exact)
 
 
-def _product(subscripts: str, left: Array, right: Array, dtype: jnp.dtype | None = None) -> Array:
+def _product(
+    subscripts: str,
+    left: Array,
+    right: Array,
+    dtype: jnp.dtype | None = None,
+    exact: bool = False,
+) -> Array:
     wide = accumulation_dtype(left.dtype) if dtype is None else dtype
     if current_platform(left) == "cpu":  # not every product of 16-bit numbers exists there
         left, right = left.astype(wide), right.astype(wide)
@@ -319,7 +433,7 @@ def _product(subscripts: str, left: Array, right: Array, dtype: jnp.dtype | None
         subscripts,
         left,
         right,
-        precision=matmul_precision(left.dtype),
+        precision=matmul_precision(left.dtype, exact=exact),
         preferred_element_type=wide,
     )
 
@@ -362,6 +476,12 @@ def with_heads(
         for name, array in parameters.items()
         if array is not None and jnp.ndim(array) > ranks_without
     }
+
+
+def over_heads(parameter: float | Array, like: Array) -> Array:
+    """A number, or (N,), one per head, in float32 or wider, to multiply [..., N, T, D] by."""
+    array = jnp.asarray(parameter, accumulation_dtype(like.dtype))
+    return array.reshape((1,) * (like.ndim - array.ndim - 2) + array.shape + (1, 1))
 
 
 def require_one_width(name: str, query_width: int, key_width: int) -> None:

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from typing import cast
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 
 from regard.score.contract import (
+    KeyPolynomial,
     Lift,
     Score,
     accumulation_dtype,
     inner_products,
+    over_heads,
+    repeat_heads,
     require_one_width,
     with_heads,
 )
@@ -50,7 +52,13 @@ class Dot(Score):
     def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift:
         # The product with the scale stays in float32: rounding it to bfloat16 would move
         # every query by up to 2^-9.
-        return Lift(query.astype(accumulation_dtype(query.dtype)) * self._scale(query), key)
+        return Lift(self.about_keys(query, None).linear, key)
+
+    def about_keys(self, query: Array, center: Array | None) -> KeyPolynomial:
+        linear = query.astype(accumulation_dtype(query.dtype)) * self._scale(query)
+        if center is None:
+            return KeyPolynomial(linear)
+        return KeyPolynomial(linear, None, (linear * repeat_heads(center, linear)).sum(-1))
 
     def static_scale(self, query_width: int) -> float | None:
         if self.scale is None:
@@ -68,5 +76,4 @@ class Dot(Score):
     def _scale(self, query: Array) -> Array:
         """Broadcasts against [..., T, D] and [..., T, S]."""
         scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if self.scale is None else self.scale
-        scale = jnp.asarray(scale, accumulation_dtype(query.dtype))
-        return scale.reshape((1,) * (query.ndim - scale.ndim - 2) + scale.shape + (1, 1))
+        return over_heads(scale, query)

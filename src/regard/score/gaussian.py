@@ -9,10 +9,13 @@ from jax import Array
 
 from regard.placement import current_platform
 from regard.score.contract import (
+    KeyPolynomial,
     Lift,
     RawQueries,
     Score,
     accumulation_dtype,
+    as_multiplied,
+    over_heads,
     over_shares,
     repeat_heads,
     require_one_width,
@@ -55,19 +58,16 @@ class Gaussian(Score):
 
     def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift:
         wide = accumulation_dtype(query.dtype)
-        # Any center gives the same scores, so no gradient flows through it, and a sample of the
-        # keys is as good as all of them.
-        some = key if visible is not None else key[..., :: max(1, key.shape[-2] // SAMPLE), :]
-        center = jax.lax.stop_gradient(_center(some.astype(wide), visible))  # [..., 1, D]
+        center = center_of(key.astype(wide), visible)
         inverse_square = self._inverse_square(query)  # [..., 1, 1]
         # The factor 1/width² goes to the keys, so that the forward pass can read the queries in the
         # caller's layout. In float16 it goes to the queries, since the keys could overflow.
         by_keys = jnp.finfo(key.dtype).maxexp > 16
         on_query, on_key = (1.0, inverse_square) if by_keys else (inverse_square, 1.0)
-        key = ((key.astype(wide) - center) * on_key).astype(key.dtype)
+        key = as_multiplied(((key.astype(wide) - center) * on_key).astype(key.dtype))
         if visible is not None:
             key = jnp.where(visible[..., None], key, 0)
-        centered = query.astype(wide) - repeat_heads(center, query)
+        centered = as_multiplied(query.astype(wide) - repeat_heads(center, query))
         # The norm of the *rounded* key: the score is then the exact Gaussian of a key that is off
         # by one rounding. With the norm of the exact key it would not be a squared distance.
         psi = key.astype(wide)
@@ -83,6 +83,17 @@ class Gaussian(Score):
             standing="exact up to a per-query constant",
         )
 
+    def about_keys(self, query: Array, center: Array | None) -> KeyPolynomial:
+        inverse_square, away = (
+            self._inverse_square(query),
+            query.astype(accumulation_dtype(query.dtype)),
+        )
+        if center is not None:
+            away = away - repeat_heads(center, away)
+        half = -0.5 * inverse_square
+        constant = half[..., 0] * jnp.square(away).sum(-1)
+        return KeyPolynomial(away * inverse_square, half, constant)
+
     def check(self, query_width: int, key_width: int) -> None:
         require_one_width("Gaussian", query_width, key_width)
 
@@ -90,17 +101,19 @@ class Gaussian(Score):
         return with_heads(0, width=self.width)
 
     def _inverse_square(self, query: Array) -> Array:
-        width = jnp.asarray(self.width, accumulation_dtype(query.dtype))
-        width = width.reshape((1,) * (query.ndim - width.ndim - 2) + width.shape + (1, 1))
-        return 1.0 / jnp.square(width)
+        return 1.0 / jnp.square(over_heads(self.width, query))
 
 
-def _center(key: Array, visible: Array | None) -> Array:
+def center_of(key: Array, visible: Array | None) -> Array:
     """The center c of the visible keys: [..., S, D] -> [..., 1, D]; 0 where none is visible.
 
     Per coordinate: their mean where nearly all have one sign; else 0, so that 16-bit keys need
-    not be rounded again.
+    not be rounded again. Any center gives the same scores, so no gradient flows through it, and
+    a sample of the keys is as good as all of them.
     """
+    key = jax.lax.stop_gradient(key)
+    if visible is None:
+        key = key[..., :: max(1, key.shape[-2] // SAMPLE), :]
     seen = jnp.ones(key.shape[:-1], bool) if visible is None else visible
     count = over_shares("sum", seen.sum(-1, keepdims=True))
     share = seen.astype(key.dtype) / jnp.maximum(count, 1).astype(key.dtype)

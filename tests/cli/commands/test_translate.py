@@ -265,6 +265,7 @@ def test_the_bar_counts_lines_over_chunks(monkeypatch):
     assert "translating" in screen.getvalue()
 
 
+@pytest.mark.usefixtures("programs_not_kept")
 def test_compiled_programs_are_kept_only_where_that_can_be(tmp_path, monkeypatch):
     told = {}
     monkeypatch.setattr(jax.config, "update", lambda name, value: told.update({name: value}))

@@ -23,7 +23,6 @@ from regard.seq2seq.train.progress import Progress
 from regard.seq2seq.train.settings import Settings
 from regard.seq2seq.train.training import train
 from seq2seq import reversing
-from seq2seq.tiny import kept_programs  # noqa: F401, a fixture
 
 PAIRS = list(Grammar(80, seed=3))
 ODD = [
@@ -226,7 +225,7 @@ class Killed(Progress):
             raise KeyboardInterrupt
 
 
-@pytest.mark.usefixtures("quick_compilation", "kept_programs")
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.slow
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(tokenizers, tmp_path):
     size = tokenizers["mark"].source.size

@@ -22,11 +22,10 @@ from regard.seq2seq.train.progress import Progress
 from regard.seq2seq.train.run_folder import RunFolder, run_lock
 from regard.seq2seq.train.training import train
 from seq2seq import reversing
-from seq2seq.tiny import kept_programs  # noqa: F401, a fixture
 
 TESTS = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def noisy(test):

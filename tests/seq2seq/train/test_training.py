@@ -22,11 +22,11 @@ from regard.seq2seq.train.recipe import Recipe
 from regard.seq2seq.train.training import train
 from regard.seq2seq.train.validation import Validation, Validator, translate_batches
 from seq2seq import reversing
-from seq2seq.tiny import CONFIGS, kept_programs, random_model, some_batch  # noqa: F401, a fixture
+from seq2seq.tiny import CONFIGS, random_model, some_batch
 
 TESTS = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.usefixtures("quick_compilation", "kept_programs")
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 class Heard(Progress):

@@ -44,6 +44,13 @@ TABLE: dict[tuple[str, int, int, int], Blocks] = {
     ("backward", 16, WIDTHS[-1], 64): Blocks(128, 64, 64, 4, 3),
     ("backward", 16, WIDTHS[-1], 128): Blocks(128, 64, 64, 8, 3),
     ("backward", 16, WIDTHS[-1], 256): Blocks(128, 64, 64, 8, 3),
+    # float32, compiled for sm_80 and sm_90 by Triton 3.5, not yet timed: the largest tiles without
+    # spilled registers, in at most 102 KiB of shared memory.
+    **{
+        ("backward", 32, width, V): Blocks(32, 32, 32, 4, 1) for width in WIDTHS for V in (128, 256)
+    },
+    ("d keys", 32, 64, 64): Blocks(32, 64, 64, 4, 1),
+    ("d queries", 32, 64, 64): Blocks(64, 32, 64, 4, 1),
     # backward_narrow.py, by the wider of features and values.
     ("d keys", 16, 64, 64): Blocks(128, 64, 64, 4, 2),
     ("d keys", 16, 128, 128): Blocks(64, 128, 128, 8, 3),

@@ -32,10 +32,17 @@ from regard.pool.kernels.padding import (
 )
 from regard.pool.kernels.tile import LOG2_E, OF_TOKENS, FeatureScore, KernelPlan
 from regard.pool.xla_tiles import Operands
-from regard.score.contract import Expansion, Lift, RawQueries, matmul_precision
+from regard.score.contract import (
+    Expansion,
+    Lift,
+    RawQueries,
+    matmul_precision,
+    multiplies_in_float32,
+)
 from regard.shapes import Axes
 
 NARROW = 128  # 16-bit features and values up to this width have backward_narrow.py
+NARROW_TF32 = 64  # and float32 ones where products are in TF32: tiles take twice the memory
 
 
 @jax.tree_util.register_dataclass
@@ -49,8 +56,8 @@ class FeatureOperands:
         key: [B, K, S, F].
         key_bias: [B, K, S]; None is zero.
         value: [B, K, S, V].
-        raw_queries: the lift's; hopper.py takes its query and bias, and the backward pass has no
-            cotangent for it. Last, so that the cotangents of all others are the first ones.
+        raw_queries: the lift's; hopper.py takes its query and bias. The gradients go by way of the
+            others, so that its own cotangents are 0.
     """
 
     expansion: Expansion | None
@@ -153,6 +160,7 @@ class FeaturePass(KernelDerivatives):
             d_key,
             None if bias is None else d_bias[:, :, :S].astype(bias.dtype),
             d_value[:, :, :S, :V].astype(operands.value.dtype),
+            jax.tree.map(jnp.zeros_like, operands.raw_queries),
         )
 
     def _backward_wide(
@@ -165,14 +173,16 @@ class FeaturePass(KernelDerivatives):
         key, lead = arrays["key"], (static.B, static.K, static.group)
         rows = stripe_rows(self.axes, static.blocks.queries, static.S, self.dtype)
         sums = self.dtype if rows == static.T else jnp.dtype(jnp.float32)
+        assert isinstance(static.score, FeatureScore)
+        exact = static.score.precision
 
         def stripe(part: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Any]:
             arrays.pop("visits")
             found = d_scores(part, arrays, self.dtype)
             tiles = found.scores.reshape(*lead, part.S, part.T)
             query = arrays["query"].reshape(*lead, part.T, -1)
-            d_phi = self._product("bkgsq,bksr->bkgqr", tiles, key, self.dtype)
-            d_psi = self._product("bkgsq,bkgqr->bksr", tiles, query, sums)
+            d_phi = self._product("bkgsq,bksr->bkgqr", tiles, key, self.dtype, exact)
+            d_psi = self._product("bkgsq,bkgqr->bksr", tiles, query, sums, exact)
             d_value, d_bias = map(static.over_groups, found[1:])
             return d_phi.reshape(static.B, static.N, part.T, -1), (d_psi, d_value, d_bias)
 
@@ -180,12 +190,17 @@ class FeaturePass(KernelDerivatives):
         return d_phi, (d_psi.astype(self.dtype), d_value, d_bias)
 
     def _narrow_blocks(self, operands: FeatureOperands) -> tuple[Blocks, Blocks] | None:
-        """Block shapes of d keys and d queries; None for wider features, and for float32, whose
-        exact products are cuBLAS's.
+        """Block shapes of d keys and d queries; None for wider features, and for products of
+        float32, which are cuBLAS's.
         """
         side = max(operands.width(), self.axes.V)
-        half = {jnp.dtype(dtype).itemsize for dtype in (self.dtype, operands.value.dtype)} == {2}
-        if side > NARROW or not half:
+        dtypes = jnp.dtype(self.dtype), jnp.dtype(operands.value.dtype)
+        if {dtype.itemsize for dtype in dtypes} != {2}:
+            exact = operands.expansion is not None
+            in_float32 = any(multiplies_in_float32(dtype, exact=exact) for dtype in dtypes)
+            if set(dtypes) != {jnp.dtype(jnp.float32)} or in_float32 or side > NARROW_TF32:
+                return None
+        if side > NARROW:
             return None
         if self.forced is not None:
             return self.forced, self.forced
@@ -217,9 +232,10 @@ class FeaturePass(KernelDerivatives):
         d_bias = None if d_bias is None else static.over_groups(d_bias)
         return d_phi, (d_psi.astype(self.dtype), d_value, d_bias)
 
-    def _product(self, subscripts: str, left: Array, right: Array, dtype: Any) -> Array:
+    def _product(
+        self, subscripts: str, left: Array, right: Array, dtype: Any, precision: Any
+    ) -> Array:
         """Accumulated in float32, times the scale, in `dtype`."""
-        precision = matmul_precision(left.dtype)
         wide = dtype if self.scale == 1.0 else jnp.dtype(jnp.float32)
         product = jnp.einsum(
             subscripts, left, right, precision=precision, preferred_element_type=wide
@@ -293,7 +309,7 @@ class FeaturePass(KernelDerivatives):
         if direction == "backward" and narrow is None:
             T = round_up(axes.T, stripe_rows(axes, blocks.queries, S, self.dtype))
         chunk = min(blocks.chunk, whole) if narrow is None else whole
-        precision = matmul_precision(self.dtype)
+        precision = matmul_precision(self.dtype, exact=operands.expansion is not None)
         score = FeatureScore(round_up(width, chunk), chunk, self.scale * LOG2_E, precision)
         static = KernelPlan(
             score,

@@ -36,6 +36,8 @@ from regard.shapes import Axes
 
 SHARE = 4  # of a stripe's bytes: tanh_backward.py transposes d scores, and keeps both
 BLOCKS = Blocks(64, 64, warps=4, stages=2)  # the layout of a tile in tanh_tile.py asks for these
+# For float32 values wider than 128, which would fill the shared memory of an A100 (163 KiB).
+WIDE = Blocks(32, 64, warps=8, stages=1)
 MANY = Blocks(128, 64, warps=8, stages=2)  # forward, a tenth faster where programs are many
 
 
@@ -150,7 +152,10 @@ class TanhPass(KernelDerivatives):
         axes = self.axes
         programs = axes.B * axes.N * (axes.T // MANY.queries)
         many = programs >= 256  # an H200 runs half of them at a time
-        blocks = self.forced or (MANY if many and not backward else BLOCKS)
+        blocks = MANY if many and not backward else BLOCKS
+        if rows.value.dtype == jnp.float32 and axes.V > 128:
+            blocks = WIDE
+        blocks = self.forced or blocks
         T, S = round_up(axes.T, blocks.queries), round_up(axes.S, blocks.keys)
         if backward:
             T = round_up(axes.T, stripe_rows(axes, blocks.queries, S, self.dtype, SHARE))

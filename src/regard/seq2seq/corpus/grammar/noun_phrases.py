@@ -105,7 +105,11 @@ NUMBERS = {
 
 def pronoun(choose: Chooser) -> NounPhrase:
     """A pronoun as a subject."""
-    name = choose.pick(tuple(PRONOUNS))
+    return pronoun_named(choose.pick(tuple(PRONOUNS)))
+
+
+def pronoun_named(name: str) -> NounPhrase:
+    """One of `PRONOUNS` as a subject."""
     _, says, _, person, many, feminine = PRONOUNS[name]
     return NounPhrase(word(name, says), person, many, feminine, "", PERSON, pronoun=True)
 
