@@ -2,10 +2,10 @@
 
 Such a call takes as long as reading keys and values once. `attend` gets them as [B, S, K, D]; a
 batched matrix product wants [B, K, S, D], and that copy takes several times as long. For up to
-MOST_IN_PLACE queries the products here read [B, S, K, D]: as one reduction over queries · keys, or, for one query per key head (where
-XLA's reduction is slow), as a matrix product of [S, K·D] with the queries on a block diagonal. That
-multiplies the other heads' keys by 0, so an infinite key of one head would make another's score
-NaN; then the output is not finite, and the reduction computes it again.
+MOST_IN_PLACE queries the products here read [B, S, K, D]: as one reduction over queries · keys, or,
+for one query per key head (where XLA's reduction is slow), as a matrix product of [S, K·D] with the
+queries on a block diagonal. That multiplies the other heads' keys by 0, so an infinite key of one
+head would make another's score NaN; then the output is not finite, and is computed again.
 """
 
 from typing import Any, cast
