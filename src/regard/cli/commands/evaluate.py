@@ -68,7 +68,7 @@ def command(
             "spaces only."
         ),
     ] = None,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore upper case.")] = False,
     tokenize: Annotated[
         Tokenize,
         typer.Option(
