@@ -49,7 +49,8 @@ test-core: $(VENV)/.installed-dev ## the core alone: without modules, benchmark 
 # A run of its own, without tests/conftest.py: the examples must hold for a reader, whose JAX
 # has none of the strict flags and no float64.
 doctest: $(VENV)/.installed-dev ## the docstring examples alone
-	@$(RUN) --doctest-modules src/regard
+	@JAX_COMPILATION_CACHE_DIR=.pytest_cache/d/programs JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
+	  $(RUN) --doctest-modules src/regard
 
 lint: $(VENV)/.installed-dev ## ruff (lint and format) and mypy; changes nothing
 	@$(BIN)/ruff check --quiet .

@@ -189,6 +189,14 @@ def summed(*terms):
     return ScoreRow(make, partial(oracle.Sum, oracles), rows[0].widths, draw, approximate, read)
 
 
+ALIBI = ScoreRow(
+    regard.Alibi, oracle.Alibi, (8, 8), lambda normal, N: {"slopes": np.linspace(0.1, 0.5, N)}
+)
+RELATIVE = ScoreRow(
+    regard.RelativeBias, oracle.RelativeBias, (8, 8), lambda normal, N: {"table": normal(N, 9)}
+)
+
+
 def _row(name, widths):
     """A row of the table above for inputs of these widths."""
     return SINGLE_SCORES[name]._replace(widths=widths)
@@ -200,6 +208,21 @@ SCORES = SINGLE_SCORES | {
     ),
     "bilinear + c additive": summed(
         (SINGLE_SCORES["bilinear"], None), (SINGLE_SCORES["additive"], "one")
+    ),
+    "dot + alibi per head": summed((_row("dot", (8, 8)), None), (ALIBI, None)),
+    "dot + c relative bias per head": summed((_row("dot", (8, 8)), None), (RELATIVE, "one")),
+    "rotary gaussian, half turned": ScoreRow(
+        lambda **parameters: regard.Rotary(regard.Gaussian(**parameters), 100.0, 0.5),
+        lambda parameters: oracle.Rotary(oracle.Gaussian, parameters, 0.5, base=100.0),
+        (8, 8),
+        lambda normal, N: {"width": np.float64(2.5)},
+        read=lambda score, name: getattr(score.inner, name),
+    ),
+    "rotary dot": ScoreRow(
+        lambda: regard.Rotary(interleaved=True),
+        lambda parameters: oracle.Rotary(oracle.Dot, parameters, interleaved=True),
+        (8, 8),
+        lambda normal, N: {},
     ),
     "dot + c gaussian per head + a user's own": summed(
         (_row("dot", (5, 5)), None),

@@ -69,9 +69,20 @@ def programs_are_kept(request, tmp_path_factory):
     else:
         folder = kept.mkdir("programs")
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     compilation_cache.reset_cache()  # JAX decided at its first compilation
+
+
+@pytest.fixture(scope="module")
+def programs_not_kept(programs_are_kept):
+    """For modules that watch which files are written."""
+    folder = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_compilation_cache_dir", folder)
+    compilation_cache.reset_cache()
 
 
 MOST_MAPS = 20_000  # of memory; Linux allows a process 65,530

@@ -110,6 +110,81 @@ class Manhattan:
         return -signs.sum(axis=0), signs, {"rate": -da @ np.abs(q - k)}
 
 
+WHERE = ("at", "held")  # beside the parameters: the query's position, and the keys' [S]
+
+
+@dataclass
+class Rotary:
+    """`inner` of queries and keys turned by their positions, pair by pair, as complex numbers."""
+
+    inner: object  # of a class above
+    parameters: dict
+    fraction: float = 1.0
+    interleaved: bool = False
+    base: float = 10_000.0
+
+    @property
+    def ranks(self):
+        return self.inner.ranks
+
+    def _turn(self, x, positions, sign=1):
+        size = round(self.fraction * x.shape[-1])
+        rate = self.base ** (-np.arange(0, size, 2) / max(size, 1))
+        pairs = np.arange(size).reshape((-1, 2) if self.interleaved else (2, -1))
+        pairs = pairs.T if self.interleaved else pairs
+        number = x[..., pairs[0]] + 1j * x[..., pairs[1]]
+        number = number * np.exp(1j * sign * np.multiply.outer(positions, rate))
+        turned = x.copy()
+        turned[..., pairs[0]], turned[..., pairs[1]] = number.real, number.imag
+        return turned
+
+    def scores(self, p, q, k):
+        return self.inner(p).scores(p, self._turn(q, p["at"]), self._turn(k, p["held"]))
+
+    def pull(self, p, q, k, da):
+        turned = self._turn(q, p["at"]), self._turn(k, p["held"])
+        dq, dk, dp = self.inner(p).pull(p, *turned, da)
+        return self._turn(dq, p["at"], -1), self._turn(dk, p["held"], -1), dp
+
+
+@dataclass
+class Alibi:
+    """-slope (i - j); two-sided: -slope |i - j|."""
+
+    parameters: dict
+    two_sided: bool = False
+    ranks: ClassVar = {"slopes": 0}
+
+    def _distance(self, p):
+        return np.abs(p["at"] - p["held"]) if self.two_sided else p["at"] - p["held"]
+
+    def scores(self, p, q, k):
+        return -p["slopes"] * self._distance(p)
+
+    def pull(self, p, q, k, da):
+        return np.zeros_like(q), np.zeros_like(k), {"slopes": -da @ self._distance(p)}
+
+
+@dataclass
+class RelativeBias:
+    """table[j - i + R], of a table of 2R + 1 entries, past whose ends distances are clipped."""
+
+    parameters: dict
+    ranks: ClassVar = {"table": 1}
+
+    def _entry(self, p):
+        furthest = p["table"].size // 2
+        return np.clip(p["held"] - p["at"], -furthest, furthest) + furthest
+
+    def scores(self, p, q, k):
+        return p["table"][self._entry(p)]
+
+    def pull(self, p, q, k, da):
+        found = np.zeros_like(p["table"])
+        np.add.at(found, self._entry(p), da)
+        return np.zeros_like(q), np.zeros_like(k), {"table": found}
+
+
 @dataclass
 class Sum:
     """Σ_i c_i a_i(q, k). Parameters: "i name" of term i, and "i" for its factor."""
@@ -130,6 +205,7 @@ class Sum:
         for i, term in enumerate(self.terms):
             start = f"{i} "
             own = {name.removeprefix(start): x for name, x in p.items() if name.startswith(start)}
+            own |= {name: p[name] for name in WHERE if name in p}
             yield i, term(own), own, p.get(str(i), 1.0)
 
     def scores(self, p, q, k):
@@ -334,11 +410,13 @@ def attend(
     regime = regime or Softmax()
     shape = weights_shape(query, key)
     q, k, v = (_with_heads(x) for x in (query, key, value))
+    first = k.shape[1] - q.shape[1]
     may, bias, keep = (_per_head(x, shape) for x in (may, bias, keep))
     weights = np.zeros(_heads_shape(shape))
     out = np.zeros((*q.shape[:3], v.shape[3]))
     for b, n, t, m, seen in _rows(q, k, may, bias):
-        a = _scores(score, n, q[b, t, n], k[b, seen, m], bias, (b, n, t, seen), softcap)
+        where = (b, n, t, seen)
+        a = _scores(score, n, q[b, t, n], k[b, seen, m], bias, where, softcap, first)
         w = _regime(regime, sink, n).weights(a)
         weights[b, n, t, seen] = w
         kept = w if keep is None else w * keep[b, n, t, seen] / (1 - rate)
@@ -365,12 +443,14 @@ def gradients(
     regime = regime or Softmax()
     shape = weights_shape(query, key)
     q, k, v, g = (_with_heads(x) for x in (query, key, value, cotangent))
+    first = k.shape[1] - q.shape[1]
     may_h, bias_h, keep_h = (_per_head(x, shape) for x in (may, bias, keep))
     dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     dbias, dsink = np.zeros(_heads_shape(shape)), np.zeros(np.shape(sink))
     dparameters = {name: np.zeros(np.shape(p)) for name, p in score.parameters.items()}
     for b, n, t, m, seen in _rows(q, k, may_h, bias_h):
-        a = _scores(score, n, q[b, t, n], k[b, seen, m], bias_h, (b, n, t, seen), softcap)
+        where, p = (b, n, t, seen), _of_head(score, n, t + first, seen)
+        a = _scores(score, n, q[b, t, n], k[b, seen, m], bias_h, where, softcap, first)
         of_head = _regime(regime, sink, n)
         w = of_head.weights(a)
         scaled = 1.0 if keep_h is None else keep_h[b, n, t, seen] / (1 - rate)
@@ -381,9 +461,9 @@ def gradients(
         if sink is not None:
             dsink[n if np.ndim(sink) else ...] += of_head.pull_sink(w, dw)
         if softcap is not None:
-            raw = score.scores(_of_head(score, n), q[b, t, n], k[b, seen, m])
+            raw = score.scores(p, q[b, t, n], k[b, seen, m])
             da = da * (1 - np.tanh(raw / softcap) ** 2)
-        dq_row, dk_rows, dp = score.pull(_of_head(score, n), q[b, t, n], k[b, seen, m], da)
+        dq_row, dk_rows, dp = score.pull(p, q[b, t, n], k[b, seen, m], da)
         dq[b, t, n] += dq_row
         dk[b, seen, m] += dk_rows
         for name, total in dparameters.items():
@@ -407,7 +487,8 @@ def scores(query, key, *, score):
     shape = weights_shape(query, key)
     a = np.zeros(_heads_shape(shape))
     for b, n, t, m, seen in _rows(q, k, None, None):
-        a[b, n, t, seen] = score.scores(_of_head(score, n), q[b, t, n], k[b, seen, m])
+        p = _of_head(score, n, t + k.shape[1] - q.shape[1], seen)
+        a[b, n, t, seen] = score.scores(p, q[b, t, n], k[b, seen, m])
     return a.reshape(shape)
 
 
@@ -442,17 +523,19 @@ def _regime(regime, sink, n):
     return SinkSoftmax(float(sink[n] if np.ndim(sink) else sink))
 
 
-def _scores(score, n, q, k, bias, where, softcap=None):
-    a = score.scores(_of_head(score, n), q, k)
+def _scores(score, n, q, k, bias, where, softcap=None, first=0):
+    """first: the position of query 0, S - T: the last query stands where the last key does."""
+    a = score.scores(_of_head(score, n, where[2] + first, where[3]), q, k)
     a = a if softcap is None else softcap * np.tanh(a / softcap)
     return a if bias is None else a + bias[where]
 
 
-def _of_head(score, n):
+def _of_head(score, n, at, held):
+    """The parameters of one head, and where its query and keys stand."""
     return {
         name: np.asarray(p)[n] if np.ndim(p) > score.ranks[name] else np.asarray(p)
         for name, p in score.parameters.items()
-    }
+    } | {"at": at, "held": held}
 
 
 def _with_heads(x):

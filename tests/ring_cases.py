@@ -31,6 +31,11 @@ def additive(scale):
 CAUSAL = dict(mask=regard.Mask.causal())
 
 
+def positions():
+    """Keys turned, and two biases by distance."""
+    return regard.Rotary() + regard.Alibi() + 0.5 * regard.RelativeBias(draw(N, 9))
+
+
 def packed(*lengths):
     """Three segments, each array with borders of its own."""
     ids = [jnp.sort(jnp.asarray(rng.integers(0, 3, length), jnp.int32)) for length in lengths]
@@ -68,6 +73,7 @@ CASES = {
             dropout_rng=jax.random.key(7),
         ),
     ),
+    "positions": (37, 50, dict(score=positions(), mask=packed(37, 50) & regard.Mask.causal())),
     "kernel": (33, 40, dict(normalize=regard.Kernel(jax.nn.softplus))),
     "cone, causal": (40, 40, dict(normalize=regard.Cone(jax.nn.softplus), **CAUSAL)),
     "uniform": (33, 40, dict(normalize=regard.Uniform(), valid_lens=jnp.array([12, 40]))),
@@ -81,6 +87,7 @@ INSIDE = {
     "causal, odd shares, inside": (40, 56, CAUSAL),
     "gaussian, inside": (40, 48, dict(score=regard.Gaussian(1.3), valid_lens=jnp.array([45, 7]))),
     "additive, inside": (32, 40, dict(score=additive(0.3))),
+    "positions, inside": (40, 56, dict(score=positions(), **CAUSAL)),
     "segments, inside": (48, 48, dict(mask=packed(48), softcap=1.5)),
 }
 

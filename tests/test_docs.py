@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ SOURCE = Path(regard.__file__).resolve().parent.parent
 
 SECTION = re.compile(r"^## (.*?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FENCE = re.compile(r"^```python(.*)\n((?s:.*?))^```$", re.MULTILINE)
+FENCE = re.compile(r"^( *)```python(.*)\n((?s:.*?))^\1```$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PRINTED = re.compile(r"^print\(.*\) *# (.*)$", re.MULTILINE)
 IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
@@ -91,31 +92,42 @@ def installed(name):
 
 # What a page claims ---------------------------------------------------------------------------
 
-EXECUTED = re.compile(r'^```python exec="on"[^\n]*\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+EXECUTED = re.compile(r'^( *)```python exec="on"[^\n]*\n(.*?)^\1```$', re.MULTILINE | re.DOTALL)
 LEARN = sorted(page for page in (DOCS / "learn").glob("*.md") if page.stem != "index")
+
+
+def executed(text):
+    """The blocks that the build runs; those of an answer are indented."""
+    return [textwrap.dedent(block) for _, block in EXECUTED.findall(text)]
+
+
+def asserts(blocks):
+    return any(
+        isinstance(node, ast.Assert) for block in blocks for node in ast.walk(ast.parse(block))
+    )
 
 
 @pytest.mark.parametrize("page", LEARN, ids=lambda page: page.stem)
 def test_a_learn_page_asserts_what_it_claims(page):
     """The build runs these asserts; a page without one could say anything."""
-    statements = [
-        node for block in EXECUTED.findall(page.read_text()) for node in ast.walk(ast.parse(block))
-    ]
-    assert any(isinstance(node, ast.Assert) for node in statements)
+    assert asserts(executed(page.read_text().partition("## Exercises")[0]))
 
 
 @pytest.mark.parametrize("page", LEARN, ids=lambda page: page.stem)
-def test_every_question_to_try_has_an_answer_that_unfolds(page):
-    text = page.read_text()
-    questions, _, rest = text.partition('!!! tip "Try this"')[2].partition("??? note")
-    answers = rest.partition("\nNext:")[0].partition("\nThat was")[0]
-    assert questions.count("\n    - ") == answers.count("\n    - ") >= 3
+def test_every_exercise_has_an_answer_that_unfolds_and_checks_itself(page):
+    questions, *answers = page.read_text().partition("## Exercises")[2].split("\n??? note ")
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", questions, re.MULTILINE)]
+    assert numbers == list(range(1, len(answers) + 1))
+    assert len(numbers) >= 3
+    for number, answer in zip(numbers, answers, strict=True):
+        assert answer.startswith(f'"Answer {number}"\n')
+        assert asserts(executed(answer)), "an answer is checked by running it"
 
 
 @pytest.mark.slow
 def test_the_additive_page_learns_the_antidiagonal():
     """Its blocks as one program, the asserts among them: each query must find its key."""
-    blocks = EXECUTED.findall((DOCS / "learn" / "additive.md").read_text())
+    blocks = executed((DOCS / "learn" / "additive.md").read_text())
     assert any("antidiagonal" in block for block in blocks)
     run([f"import sys; sys.path.insert(0, {str(DOCS / 'hooks')!r})", *blocks])
 
@@ -159,7 +171,8 @@ def test_the_menu_has_every_page_and_no_other():
 def test_every_block_is_run_by_the_build_or_here(name):
     page = DOCS / name
     run_here = [block for blocks in sections(page).values() for block in blocks]
-    for words, block in FENCE.findall(page.read_text()):
+    for indent, words, block in FENCE.findall(page.read_text()):
+        block = textwrap.dedent(block) if indent else block
         if 'exec="on"' in words:
             ast.parse(block)
         else:

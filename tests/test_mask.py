@@ -18,7 +18,7 @@ from regard import Mask
 from regard.mask import resolve
 from regard.shapes import Axes
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 B, N, T, S = 2, 3, 5, 7
 

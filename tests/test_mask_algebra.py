@@ -17,7 +17,7 @@ from regard import Mask
 from regard.mask import Allowed, Band, MaskFacts, resolve
 from regard.shapes import Axes
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 SHAPES = [(2, 1, 4, 7), (1, 2, 7, 4), (2, 2, 5, 5), (1, 1, 1, 6), (2, 1, 6, 1)]
 EMPTY_SHAPES = [(2, 2, 0, 5), (2, 2, 5, 0), (0, 2, 3, 4), (1, 2, 0, 0)]

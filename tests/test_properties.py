@@ -45,6 +45,7 @@ def drawn_program(seed):
     per_head = "per head" in score
     if per_head and rank < 4:
         score = score.removesuffix(" per head")
+        score = score if score in SCORES and "per head" not in score else "gaussian"
     align = str(rng.choice(["end", "start"]))
     band = {
         "none": {},

@@ -16,7 +16,7 @@ import regard
 from cases import BACKENDS, REGIMES, Case, Sizes, on_every_backend, small_tiles
 from problem import as_arguments, assert_close, draw
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 TENSORS = ("query", "key", "value")
 LIFTING = Sizes(T=67, S=71, N=2, K=1)  # long enough for the additive lift to be taken

@@ -71,3 +71,90 @@ def _state(place: int) -> str:
 <text x="{x}" y="295">h<tspan font-size="11" dy="4">{place + 1}</tspan></text>
 <path d="M{x} 336 V312" stroke="currentColor" stroke-width="1.5" marker-end="url(#tip)"/>
 <text x="{x}" y="354">{WORDS[place]}</text>{neighbors}"""
+
+
+BLOCKS = (
+    "A Transformer. The encoder, on the left, is a stack of blocks: self-attention, then "
+    "feed-forward, each with a second road around it. The decoder, on the right, has causal "
+    "self-attention, then attention to the encoder's output, then feed-forward, and above its "
+    "stack a linear layer that gives the next word. Positions are added to the words below."
+)
+
+
+def transformer() -> str:
+    """Encoder and decoder as stacks of blocks, with the road around each step."""
+    left, right = 190, 530
+    parts = [
+        '<defs><marker id="tip2" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path d="M0 0 L8 4 L0 8 z"/></marker></defs>',
+        _stack(left, 190, 350, left - 146, ("feed-forward", "self-attention")),
+        _stack(
+            right,
+            96,
+            350,
+            right + 176,
+            ("feed-forward", "attention to the encoder", "causal self-attention"),
+        ),
+        _arrow(f"M{left} 420 V344"),
+        _arrow(f"M{right} 420 V344"),
+        # The encoder's output, to the decoder's second step.
+        _arrow(
+            f"M{left} 181 V138 Q{left} 126 {left + 12} 126 H344 Q356 126 356 138 V204 "
+            f"Q356 216 368 216 H{right - 102}"
+        ),
+        _arrow(f"M{right} 87 V50"),
+        f'<text x="{right}" y="40">the next word</text>',
+        '<text x="274" y="118" font-size="13">keys and values</text>',
+    ]
+    for x, words, name in (
+        (left, "words that are read + positions", "encoder: every word sees every word"),
+        (right, "words written so far + positions", "decoder: a word sees those before it"),
+    ):
+        parts.append(f'<text x="{x}" y="438">{words}</text>')
+        parts.append(f'<text x="{x}" y="472" font-size="13">{name}</text>')
+    return (
+        '<figure class="drawn wide" data-search-exclude><svg role="img" viewBox="0 0 740 486" '
+        f'width="740" height="486" aria-label="{html.escape(BLOCKS, quote=True)}" '
+        f'fill="currentColor" font-size="15" text-anchor="middle">{"".join(parts)}</svg></figure>'
+    )
+
+
+def _stack(x: int, top: int, bottom: int, sign: int, steps: tuple[str, ...]) -> str:
+    """One block, from `top` to `bottom`: its steps from above; at `sign` that it is repeated."""
+    drawn = [
+        f'<rect x="{x - 132}" y="{top - 22}" width="264" height="{bottom - top + 56}" rx="12" '
+        'fill-opacity="0.04" stroke="currentColor" stroke-opacity="0.5" stroke-dasharray="5 4"/>',
+        f'<text x="{sign}" y="{(top + bottom) / 2 + 8:.0f}" text-anchor="end">N ×</text>',
+    ]
+    height = (bottom - top + 28) / len(steps)
+    for place, words in enumerate(steps):
+        y = round(top + height * place)
+        fill = (
+            f'fill="{BLUE}" fill-opacity="0.25"' if "attention" in words else 'fill-opacity="0.07"'
+        )
+        plus = y - 1
+        drawn.append(
+            f'<rect x="{x - 98}" y="{y + 18}" width="196" height="40" rx="8" {fill} '
+            f'stroke="currentColor" stroke-opacity="0.6"/><text x="{x}" y="{y + 43}">{words}</text>'
+            f'<path d="M{x} {y + 18} V{plus + 8}" stroke="currentColor" stroke-width="1.5"/>'
+        )
+        if place + 1 < len(steps):
+            drawn.append(_arrow(f"M{x} {y + height - 9:.0f} V{y + 60}"))
+        # The second road: from below the step, around it, to the sum above it.
+        low = y + 72
+        drawn.append(
+            f'<path d="M{x} {low} H{x + 108} Q{x + 116} {low} {x + 116} {low - 8} V{plus + 8} '
+            f'Q{x + 116} {plus} {x + 108} {plus} H{x + 10}" fill="none" stroke="currentColor" '
+            'stroke-width="1.5" stroke-opacity="0.7" marker-end="url(#tip2)"/>'
+            f'<circle cx="{x}" cy="{plus}" r="8" fill="var(--md-default-bg-color)" '
+            f'stroke="currentColor"/><path d="M{x - 4} {plus} H{x + 4} M{x} {plus - 4} '
+            f'V{plus + 4}" stroke="currentColor" stroke-width="1.3"/>'
+        )
+    return "".join(drawn)
+
+
+def _arrow(path: str) -> str:
+    return (
+        f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="1.5" '
+        'marker-end="url(#tip2)"/>'
+    )

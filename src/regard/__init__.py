@@ -11,7 +11,17 @@ from regard.mask import Mask
 from regard.memory import Memory
 from regard.normalize import Cone, Hard, Kernel, Normalizer, Softmax, Sparsemax, Uniform
 from regard.pool.merge import merge
-from regard.score import Additive, Bilinear, Dot, Gaussian, Lift, Score
+from regard.score import (
+    Additive,
+    Alibi,
+    Bilinear,
+    Dot,
+    Gaussian,
+    Lift,
+    RelativeBias,
+    Rotary,
+    Score,
+)
 from regard.summary import Summary, attention_map, summarize
 
 try:
@@ -35,6 +45,9 @@ __all__ = [
     "Gaussian",
     "Bilinear",
     "Additive",
+    "Rotary",
+    "Alibi",
+    "RelativeBias",
     "Mask",
     "Softmax",
     "Sparsemax",

@@ -122,6 +122,7 @@ def attend(
     mesh: Any = None,
     sequence_axis: str | None = None,
     query_positions: Array | None = None,
+    key_positions: Array | None = None,
     return_weights: bool = False,
     return_lse: bool = False,
     return_lifted: bool = False,
@@ -146,7 +147,8 @@ def attend(
         key: (S, Hk), (B, S, Hk) or (B, S, K, Hk); K divides N (grouped queries). Or a Memory,
             which has the values and the score as well.
         value: (S, V), (B, S, V) or (B, S, K, V); none with a Memory.
-        score: Dot, Gaussian, Bilinear, Additive, or your own Score.
+        score: Dot, Gaussian, Bilinear, Additive, or your own Score; with positions, Rotary, Alibi
+            or RelativeBias; or a sum of scores, a + c * b.
         valid_lens: integers (), (B,), (B, T) or (B, N, T); (T,) for rank 2. Keys s < valid_lens
             take part; clipped to [0, S].
         mask: a Mask, or bool broadcastable to the weights; True takes part.
@@ -164,8 +166,11 @@ def attend(
             attention, whatever T and S are; for masks by lengths, bands and segments.
             Without a mesh, the one of jax.set_mesh. Inside your own shard_map over that axis,
             the arrays are the device's shares and masks speak of the whole sequence.
-        query_positions: integers (T,) or (B, T): where the queries stand in the text that a
-            Memory holds; None: the last one at its end.
+        query_positions: integers (T,) or (B, T): where the queries stand in their text, for
+            scores with positions (Rotary, Alibi, RelativeBias) and for masks of a Memory. None:
+            the last query stands where the last key does, as masks are aligned.
+        key_positions: integers (S,) or (B, S), for scores with positions; None: 0, 1, …. A Memory
+            knows its own. Masks of plain arrays count indices, whatever the positions are.
         return_weights: also return the weights, (T, S), (B, T, S) or (B, N, T, S), before
             dropout. Looking never changes the output.
         return_lse: also return the log-sum-exp of each row's scores, (T,), (B, T) or (B, N, T),
@@ -193,7 +198,7 @@ def attend(
     arrays: dict[str, Any] = dict(query=query, key=key, value=value, bias=bias)
     arrays |= {} if score is DOT else dict(score=score)
     arrays |= dict(valid_lens=valid_lens, mask=mask, sink=sink, dropout_rng=dropout_rng)
-    arrays |= dict(query_positions=query_positions)
+    arrays |= dict(query_positions=query_positions, key_positions=key_positions)
     asked = dict(out=True, weights=return_weights, lse=return_lse, flag=return_lifted)
     wanted = tuple(name for name, given in asked.items() if given)
     asked_for = implementation if isinstance(implementation, str | None) else tuple(implementation)
@@ -225,6 +230,7 @@ def weights(
     bias: Array | None = None,
     normalize: Normalizer = Softmax(),
     query_positions: Array | None = None,
+    key_positions: Array | None = None,
     softcap: float | None = None,
     sink: Array | float | None = None,
     implementation: str | Sequence[str] | None = None,
@@ -246,13 +252,20 @@ def weights(
     """
     pipeline: dict[str, Any] = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias)
     pipeline |= dict(normalize=normalize)
-    pipeline |= dict(query_positions=query_positions)
+    pipeline |= dict(query_positions=query_positions, key_positions=key_positions)
     pipeline |= dict(softcap=softcap, sink=sink)
     problem, request = prepare(query, key, None, **cast(Any, pipeline))
     return _weights(problem, Program.of(choose(request, implementation)))
 
 
-def scores(query: Array, key: Array | Memory, *, score: Score = DOT) -> Array:
+def scores(
+    query: Array,
+    key: Array | Memory,
+    *,
+    score: Score = DOT,
+    query_positions: Array | None = None,
+    key_positions: Array | None = None,
+) -> Array:
     """a(q, k) by its definition: no lift, no mask.
 
     Example:
@@ -263,7 +276,8 @@ def scores(query: Array, key: Array | Memory, *, score: Score = DOT) -> Array:
     Returns:
         (T, S), (B, T, S) or (B, N, T, S), float32 or wider.
     """
-    problem, request = prepare(query, key, None, score=score)
+    places: Any = dict(query_positions=query_positions, key_positions=key_positions)
+    problem, request = prepare(query, key, None, score=score, **places)
     return _scores(problem, Program.of(choose(request, "reference")))
 
 

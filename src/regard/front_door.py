@@ -5,8 +5,10 @@ rule, what arrived with every shape, and the fix.
 """
 
 import math
+from dataclasses import replace
 from typing import Any, TypedDict, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -20,6 +22,7 @@ from regard.pool.backend import Problem, Request
 from regard.pool.sequence_axis import SequenceAxis
 from regard.score.contract import Score, promote, require_pytree
 from regard.score.dot import Dot
+from regard.score.positions import Placement, default_positions
 from regard.shapes import Axes, check, shape_error
 
 DOT = Dot()  # the default: known from a dot product that the caller asked for
@@ -34,6 +37,7 @@ class Pipeline(TypedDict, total=False):
     bias: Array | None
     normalize: Normalizer
     query_positions: Array | None
+    key_positions: Array | None
     softcap: float | None
     sink: Array | float | None
 
@@ -56,6 +60,7 @@ def prepare(
     mesh: Any = None,
     sequence_axis: str | None = None,
     query_positions: Array | None = None,
+    key_positions: Array | None = None,
     device: Device | None = None,
 ) -> tuple[Problem, Request]:
     """A checked problem, and the request that a backend is chosen for; arguments as in `attend`.
@@ -63,15 +68,16 @@ def prepare(
     Args:
         device: that of the call; None finds it.
     """
-    query, lost = jnp.asarray(query), None
+    query, lost, at_hand = jnp.asarray(query), None, None
     if isinstance(key, Memory):
+        if key_positions is not None:
+            raise ValueError("a Memory knows its keys' positions. Fix: leave key_positions= out.")
         given = None if score is DOT else score
         held = recall(key, query, given, mask, valid_lens, query_positions)
         value = None if value is None else held.value
         key, score, lost = held.key, held.score, held.lost
         mask, valid_lens = held.mask, None
-    elif query_positions is not None:
-        raise ValueError("query_positions are of queries of a regard.Memory. Fix: leave it out.")
+        at_hand = held.at, held.held
     key = jnp.asarray(key)
     value = None if value is None else jnp.asarray(value)
     axes = check(query, key, value)
@@ -91,6 +97,20 @@ def prepare(
     seed = _seed(dropout_rate, dropout_rng)
     dtype = promote(query.dtype, key.dtype)
     arrays = (query, key, value, allowed, bias, score)
+    device, label = device or device_of(*arrays), score.label()
+    query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
+    told = dict(query_positions=query_positions, key_positions=key_positions)
+    if score.uses_positions():
+        places = at_hand or positions(told, axes, sequence)
+        placement = Placement(query, key, *(one[:, None] for one in places))
+        score, query, key = score.placed(query, key, placement)
+        axes = replace(axes, query_width=query.shape[-1], key_width=key.shape[-1])
+    elif at_hand is None and any(one is not None for one in told.values()):
+        raise ValueError(
+            f"positions are of a regard.Memory and of scores with positions; {label} has none. "
+            "Fix: leave query_positions= and key_positions= out; or score=regard.Rotary(...), or "
+            "... + regard.Alibi()."
+        )
     request = Request(
         axes if sequence is None else sequence.whole(axes),
         score,
@@ -100,13 +120,13 @@ def prepare(
         value_dtype=None if value is None else value.dtype,
         bias=bias is not None,
         mask=cast(MaskFacts, allowed.facts),
-        device=device or device_of(*arrays),
+        device=device,
         sequence=sequence,
         softcap=softcap is not None,
         sink=sink is not None,
         lse=lse,
+        label=label,
     )
-    query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
     problem = Problem(
         query,
         key,
@@ -126,6 +146,37 @@ def prepare(
         lse=lse,
     )
     return problem, request
+
+
+def positions(
+    given: dict[str, Array | None], axes: Axes, sequence: SequenceAxis | None
+) -> tuple[Array, Array]:
+    """query_positions= and key_positions= as int32 [B|1, T] and [B|1, S]; None: by index."""
+    found: list[Array] = list(default_positions(axes.T, axes.S))
+    if sequence is not None and sequence.inside:  # the arrays are one device's share
+        whole = default_positions(axes.T * sequence.size, axes.S * sequence.size)
+        device = jax.lax.axis_index(sequence.axis)
+        found = [
+            jax.lax.dynamic_slice_in_dim(one, device * size, size)
+            for one, size in zip(whole, (axes.T, axes.S), strict=True)
+        ]
+    for number, ((name, array), size) in enumerate(
+        zip(given.items(), (axes.T, axes.S), strict=True)
+    ):
+        if array is None:
+            continue
+        array = jnp.asarray(array)
+        if not jnp.issubdtype(array.dtype, jnp.integer):
+            raise TypeError(
+                f"{name} must be integers. Got {list(array.shape)} of dtype {array.dtype}."
+            )
+        if array.shape != (size,) and (axes.rank == 2 or array.shape != (axes.B, size)):
+            letter = "T" if number == 0 else "S"
+            forms = f"({letter},)" if axes.rank == 2 else f"({letter},) or (B, {letter})"
+            raise shape_error(f"{name} must have shape {forms}", {name: array}, axes, "")
+        found[number] = array.astype(jnp.int32)
+    at, held = (jnp.atleast_2d(array) for array in found)
+    return at, held
 
 
 def _check_parts(score: Score, normalize: Normalizer, axes: Axes, query: Array, key: Array) -> None:

@@ -70,7 +70,8 @@ def summarize(query: Array, key: Array | Memory, **pipeline: Unpack[Pipeline]) -
 
     Args:
         query, key: as in `attend`.
-        pipeline: score, valid_lens, mask, bias, normalize, softcap and sink, as in `attend`.
+        pipeline: score, valid_lens, mask, bias, normalize, softcap, sink and positions, as in
+            `attend`.
     """
     problem, request = prepare(query, key, None, **pipeline)
     return _summarize(problem, _settings(request), lift_policy())
@@ -96,7 +97,8 @@ def attention_map(
     Args:
         query, key: as in `attend`.
         resolution: (rows, columns) at most.
-        pipeline: score, valid_lens, mask, bias, normalize, softcap and sink, as in `attend`.
+        pipeline: score, valid_lens, mask, bias, normalize, softcap, sink and positions, as in
+            `attend`.
 
     Returns:
         (rows, columns), with the weights' leading axes (), (B,) or (B, N).

@@ -3,6 +3,8 @@ the full pass; gradients, transforms, and the end of its room.
 """
 
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -261,8 +263,10 @@ def test_another_score_is_refused():
         regard.attend(query, memory, value)
     with pytest.raises(ValueError, match=r"or a query and a regard\.Memory"):
         regard.attend(query, key)
-    with pytest.raises(ValueError, match=r"are of queries of a regard\.Memory"):
+    with pytest.raises(ValueError, match=r"positions are of a regard\.Memory and of"):
         regard.attend(query, query, query, query_positions=jnp.arange(LENGTH))
+    with pytest.raises(ValueError, match="knows its keys' positions"):
+        regard.attend(query, memory, key_positions=jnp.arange(LENGTH))
     with pytest.raises(ValueError, match=r"made for queries \(B, T, N, D\). Got query \[3, 8, 5\]"):
         regard.attend(query[:, :, 0], memory)
     raw = regard.Memory.of(key, value, score=None)
@@ -318,9 +322,12 @@ def test_append_to_a_donated_memory_copies_nothing(kind):
         memory = regard.Memory.empty(4, 256, window=64 if kind == "window" else None, **options)
     token = jnp.ones((4, 1, 2, 8), jnp.float32), jnp.ones((4, 1, 2, 16), jnp.float32)
     append = jax.jit(regard.Memory.append, donate_argnums=0)
-    memory_use = append.lower(memory, *token).compile().memory_analysis()
+    program = append.lower(memory, *token).compile()
+    memory_use = program.memory_analysis()
     assert memory_use.alias_size_in_bytes >= memory.key.nbytes + memory.value.nbytes
     assert memory_use.temp_size_in_bytes < memory.key.nbytes / 4
+    copies = re.findall(r"= f32\[([\d,]+)\]\S* copy\(", program.as_text())
+    assert all(math.prod(map(int, dims.split(","))) < memory.key.size / 4 for dims in copies)
     grown = append(memory, *token)
     assert memory.key.is_deleted()
     assert not score.vector.is_deleted()  # the memory has parameters of its own

@@ -51,7 +51,7 @@ def quiet_page(browser, **options):
     options = {"viewport": {"width": 1200, "height": 900}, "color_scheme": "light"} | options
     context = browser.new_context(**options)
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(30_000)
     said = []
     page.on("console", lambda one: said.append(one.text) if one.type != "log" else None)
     page.on("pageerror", lambda error: said.append(str(error)))

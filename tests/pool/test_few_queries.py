@@ -16,7 +16,7 @@ def draw(T: int, N: int, K: int, B: int = 4 * 33):
     return tuple(jnp.asarray(rng.standard_normal(s), jnp.float32) for s in shapes)
 
 
-@pytest.mark.parametrize(("T", "N", "K"), [(1, 4, 4), (1, 4, 2), (3, 4, 4), (2, 4, 1)])
+@pytest.mark.parametrize(("T", "N", "K"), [(1, 4, 4), (1, 4, 2), (3, 4, 4), (2, 4, 1), (5, 2, 2)])
 @pytest.mark.parametrize("score", [regard.Dot(), regard.Gaussian(3.0)])
 def test_equals_the_definition_with_nan_in_padding(T, N, K, score):
     query, key, value = draw(T, N, K)

@@ -21,7 +21,7 @@ from regard.placement import Device
 from regard.pool import cudnn
 from regard.pool.pallas import MOSAIC_SINCE
 
-pytestmark = pytest.mark.sampled(2)
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 B, T, S, N, K, D = 2, 256, 512, 4, 2, 64
 QUERY, KEY, LENS = (B, N, T, D), (B, K, S, D), jnp.array([300, 0], jnp.int32)

@@ -26,6 +26,8 @@ from regard.seq2seq.text.tokenizer_pair import TokenizerPair
 from regard.show import AttentionMap
 from seq2seq.small_translator import save_small
 
+pytestmark = pytest.mark.usefixtures("programs_not_kept")
+
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 MANY = settings(max_examples=5000 if NIGHTLY else 200, deadline=None)
 FEW = settings(

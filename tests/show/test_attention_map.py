@@ -108,7 +108,7 @@ def test_json_comes_back(rng, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON"),
+        ("{", "is damaged: it is not JSON"),
         ("[]", "is no attention map"),
         (json.dumps({"format": "regard attention map", "version": 9}), "is of version 9"),
         (json.dumps({"format": "regard attention map", "version": 1}), "is damaged"),

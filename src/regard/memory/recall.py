@@ -24,6 +24,7 @@ class Recalled(NamedTuple):
 
     Attributes:
         lost: bool [B, T], queries whose keys the memory could not keep: their output is NaN.
+        at, held: int32 [B, T] and [B|1, S], the positions of queries and of what the slots hold.
     """
 
     key: Array
@@ -31,6 +32,8 @@ class Recalled(NamedTuple):
     score: Score
     mask: Mask
     lost: Array | None
+    at: Array
+    held: Array
 
 
 def recall(
@@ -64,7 +67,7 @@ def recall(
     if key.shape[2] != value.shape[2]:  # prepared by parameters per head: no sharing
         value = jnp.repeat(value, key.shape[2] // value.shape[2], axis=2)
     key, value = (without_heads(a, made.rank) for a in (key, value))
-    return Recalled(key, value, _score_of(memory, score), mask, lost)
+    return Recalled(key, value, _score_of(memory, score), mask, lost, at, _held(memory))
 
 
 def _score_of(memory: Memory, given: Score | None) -> Score:
@@ -127,9 +130,7 @@ def _lost(memory: Memory, at: Array, mask: Mask) -> Array:
 def _in_slots(memory: Memory, mask: Mask, at: Array, at_end: bool) -> Mask:
     """The mask of positions as a mask of slots, and only slots that hold a key."""
     if memory.made.window is not None:
-        last = memory.length[:, None] - 1
-        slot = jnp.arange(memory.max_len, dtype=jnp.int32)[None]
-        held = last - (last - slot) % memory.max_len  # [B, S], the position in each slot
+        held = _held(memory)
         window = Mask.window(memory.made.window - 1, None)
         found = _by_position(mask & window, at, held, memory.made.rank)
         array = _pairs((held >= 0)[:, None], memory.made.rank)
@@ -142,6 +143,15 @@ def _in_slots(memory: Memory, mask: Mask, at: Array, at_end: bool) -> Mask:
         return found
     length = memory.length[0] if memory.made.rank == 2 else memory.length
     return found & Mask.lengths(length)
+
+
+def _held(memory: Memory) -> Array:
+    """int32 [B|1, S], the position of what each slot holds or will hold; < 0 for none yet."""
+    slot = jnp.arange(memory.max_len, dtype=jnp.int32)[None]
+    if memory.made.window is None:
+        return slot
+    last = memory.length[:, None] - 1
+    return last - (last - slot) % memory.max_len
 
 
 def _same(given: Score, carried: Score) -> bool:

@@ -110,19 +110,25 @@ class LearnedGaussian:
 
 
 @dataclass(frozen=True)
-class LearnedBilinear:
-    """kernel (Hq, Hk), or (n, Hq, Hk); bias (Hk,): a(q, k) = (qᵀM + bᵀ) k."""
+class _OfWidths:
+    """A score whose parameters fix the widths of queries and keys."""
 
     query_features: int
     key_features: int
-    use_bias: bool = False
-    kernel_init: Initializer | None = None
-    bias_init: Initializer = default_bias_init
-    heads: int | None = None
 
     @property
     def widths(self) -> tuple[int, int]:
         return self.query_features, self.key_features
+
+
+@dataclass(frozen=True)
+class LearnedBilinear(_OfWidths):
+    """kernel (Hq, Hk), or (n, Hq, Hk); bias (Hk,): a(q, k) = (qᵀM + bᵀ) k."""
+
+    use_bias: bool = False
+    kernel_init: Initializer | None = None
+    bias_init: Initializer = default_bias_init
+    heads: int | None = None
 
     def parameters(self) -> dict[str, Parameter]:
         Hq, Hk = self.query_features, self.key_features
@@ -142,24 +148,18 @@ class LearnedBilinear:
 
 
 @dataclass(frozen=True)
-class LearnedAdditive:
+class LearnedAdditive(_OfWidths):
     """query_kernel (Hq, h), key_kernel (Hk, h), bias (h,), vector (h,), or each with (n, ...).
 
     Without hidden_features there are no kernels: queries and keys are added as they are.
     """
 
-    query_features: int
-    key_features: int
     hidden_features: int | None = None
     use_bias: bool = False
     tolerance: float | str | None = None
     kernel_init: Initializer = default_kernel_init
     bias_init: Initializer = default_bias_init
     heads: int | None = None
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        return self.query_features, self.key_features
 
     def parameters(self) -> dict[str, Parameter]:
         h = self.query_features if self.hidden_features is None else self.hidden_features

@@ -148,6 +148,7 @@ class Request:
         sequence: the mesh axis that shards the sequence; None: it is whole.
         softcap, sink, lse: whether scores are capped, there is a sink, and the log-sum-exp of each
             row is needed, for a sink or for the caller.
+        label: the caller's score in words.
     """
 
     axes: Axes
@@ -163,6 +164,7 @@ class Request:
     softcap: bool = False
     sink: bool = False
     lse: bool = False
+    label: str = ""
 
     @property
     def pairs(self) -> int:

@@ -138,9 +138,12 @@ class Choice:
     def explain(self, verbose: bool) -> str:
         """For `regard.explain`: two lines, or all."""
         first, others = f"{self.backend.name} runs: {self.reason()}", self.why_not()
+        heads = [first]
+        if self.request.label != type(self.request.score).__name__:  # of parts, or placed
+            heads.append(f"score: {self.request.label}")
         if not verbose:
-            return "\n".join([first, *_in_short(others)])
-        lines = [first, *(f"not {name}: {reason}" for name, reason in others.items())]
+            return "\n".join([*heads, *_in_short(others)])
+        lines = [*heads, *(f"not {name}: {reason}" for name, reason in others.items())]
         if self.asked is None:
             lines.append("rules, of which the first that holds and whose backend can decides:")
             lines += [

@@ -6,5 +6,19 @@ from regard.score.bilinear import Bilinear
 from regard.score.contract import Lift, Score
 from regard.score.dot import Dot
 from regard.score.gaussian import Gaussian
+from regard.score.positions import Alibi, Rotary
+from regard.score.relative_bias import RelativeBias
 
-__all__ = ["Additive", "Bilinear", "Dot", "Gaussian", "Lift", "Scaled", "Score", "Sum"]
+__all__ = [
+    "Additive",
+    "Alibi",
+    "Bilinear",
+    "Dot",
+    "Gaussian",
+    "Lift",
+    "RelativeBias",
+    "Rotary",
+    "Scaled",
+    "Score",
+    "Sum",
+]

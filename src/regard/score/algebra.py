@@ -17,7 +17,6 @@ import numpy as np
 from jax import Array
 
 from regard.score.contract import (
-    Expansion,
     KeyPolynomial,
     Lift,
     Score,
@@ -25,13 +24,19 @@ from regard.score.contract import (
     as_multiplied,
     over_heads,
     promote,
-    repeat_heads,
     require_pytree,
     with_heads,
 )
 from regard.score.gaussian import center_of
-
-Span = tuple[int, int] | None  # columns of the inputs; None: all of them
+from regard.score.positions import Placement
+from regard.score.side_by_side import (
+    ScaledExpansion,
+    Span,
+    columns,
+    pack,
+    side_by_side,
+    width_of,
+)
 
 
 class Inputs(NamedTuple):
@@ -143,7 +148,7 @@ class Sum(Score):
                 if lift is None:
                     return None
                 lifts.append((part.score.label(), lift))
-        return _side_by_side(lifts)
+        return side_by_side(lifts)
 
     def tile_form(
         self, query: Array, key: Array, *, visible: Array | None = None
@@ -176,6 +181,13 @@ class Sum(Score):
         inputs = tuple(Inputs(None, span) for span in spans)
         return Sum(tuple(terms), inputs if any(spans) else ()), array
 
+    def uses_positions(self) -> bool:
+        return any(term.uses_positions() for term in self.terms)
+
+    def placed(self, query: Array, key: Array, at: Placement) -> tuple[Score, Array, Array]:
+        parts = self.parts(query, key)
+        return packed([Part(*part.score.placed(part.query, part.key, at)) for part in parts])
+
     def about_keys(self, query: Array, center: Array | None) -> KeyPolynomial | None:
         if self.inputs:
             return None
@@ -185,7 +197,7 @@ class Sum(Score):
         every = self.inputs or (Inputs(),) * len(self.terms)
         for term, (of_query, of_key) in zip(self.terms, every, strict=True):
             try:
-                term.check(_width(of_query, query_width), _width(of_key, key_width))
+                term.check(width_of(of_query, query_width), width_of(of_key, key_width))
             except ValueError as error:
                 raise ValueError(
                     f"the terms of a sum share queries and keys, and {term.label()} of "
@@ -215,8 +227,8 @@ class Sum(Score):
         """The terms with the columns that they read, those of equal spans sliced once."""
         if not self.inputs:
             return [Part(term, query, key) for term in self.terms]
-        queries = {span: _columns(query, span) for span, _ in self.inputs}
-        keys = {span: _columns(key, span) for _, span in self.inputs}
+        queries = {span: columns(query, span) for span, _ in self.inputs}
+        keys = {span: columns(key, span) for _, span in self.inputs}
         every = zip(self.terms, self.inputs, strict=True)
         return [Part(term, queries[of_q], keys[of_k]) for term, (of_q, of_k) in every]
 
@@ -287,6 +299,13 @@ class Scaled(Score):
         score, stored = self.score.prepared(key, positions)
         return Scaled(self.factor, score), stored
 
+    def uses_positions(self) -> bool:
+        return self.score.uses_positions()
+
+    def placed(self, query: Array, key: Array, at: Placement) -> tuple[Score, Array, Array]:
+        score, query, key = self.score.placed(query, key, at)
+        return Scaled(self.factor, score), query, key
+
     def about_keys(self, query: Array, center: Array | None) -> KeyPolynomial | None:
         found = self.score.about_keys(query, center)
         if found is None:
@@ -327,10 +346,6 @@ class Scaled(Score):
         return self.score.scaled(jnp.asarray(self.factor))
 
 
-# ---------------------------------------------------------------------------------------------
-# Arrays of several terms side by side.
-
-
 def packed(parts: Sequence[Part]) -> tuple[Score, Array, Array]:
     """The sum of the parts on one query and one key, which hold each array that they read once."""
     query, of_query = pack([part.query for part in parts])
@@ -338,38 +353,6 @@ def packed(parts: Sequence[Part]) -> tuple[Score, Array, Array]:
     inputs = tuple(map(Inputs, of_query, of_key))
     every = any(one != Inputs() for one in inputs)
     return Sum(tuple(part.score for part in parts), inputs if every else ()), query, key
-
-
-def pack(arrays: Sequence[Array]) -> tuple[Array, list[Span]]:
-    """[..., F] each -> one array of their columns, and where each is in it."""
-    distinct = {id(array): array for array in arrays}
-    if len(distinct) == 1:
-        return arrays[0], [None] * len(arrays)
-    spans: dict[int, Span] = {}
-    end = 0
-    for name, array in distinct.items():
-        spans[name] = (end, end + array.shape[-1])
-        end += array.shape[-1]
-    return _concatenated(list(distinct.values())), [spans[id(array)] for array in arrays]
-
-
-def _concatenated(arrays: Sequence[Array]) -> Array:
-    """Columns side by side, in a common dtype, for as many heads as one of them has."""
-    dtype = promote(*(array.dtype for array in arrays))
-    most = max(arrays, key=lambda array: array.shape[-3] if array.ndim > 2 else 0)
-    return jnp.concatenate([repeat_heads(a.astype(dtype), most) for a in arrays], axis=-1)
-
-
-def _columns(array: Array, span: Span) -> Array:
-    return array if span is None else array[..., slice(*span)]
-
-
-def _width(span: Span, width: int) -> int:
-    return width if span is None else span[1] - span[0]
-
-
-# ---------------------------------------------------------------------------------------------
-# Lifts of sums.
 
 
 def _polynomial(part: Part, center: Array | None) -> KeyPolynomial | None:
@@ -407,77 +390,3 @@ def _lift_of_polynomials(parts: Sequence[Part], visible: Array | None) -> Lift:
     key_bias = (found.square * jnp.square(rounded.astype(wide))).sum(-1)
     standing = "exact up to a per-query constant"
     return Lift(found.linear, rounded, key_bias, found.constant, standing=standing)
-
-
-def _side_by_side(named: Sequence[tuple[str, Lift]]) -> Lift:
-    """The lift of a sum from the lifts of its terms, each with the term's name."""
-    lifts = [lift for _, lift in named]
-    if len(lifts) == 1:
-        return lifts[0]
-    expansion = None
-    if any(lift.expansion is not None for lift in lifts):
-        expansion = SideBySide(
-            tuple(lift.expansion for lift in lifts),
-            tuple((lift.query.shape[-1], lift.key.shape[-1]) for lift in lifts),
-        )
-    ranges = [lift.in_range for lift in lifts if lift.in_range is not None]
-    standing = "exact"
-    if any(lift.standing != standing for lift in lifts):
-        standing = "; ".join(f"{name} {lift.standing}" for name, lift in named)
-    return Lift(
-        _concatenated([lift.query for lift in lifts]),
-        _concatenated([lift.key for lift in lifts]),
-        _sum_of([lift.key_bias for lift in lifts]),
-        _sum_of([lift.query_bias for lift in lifts]),
-        expansion,
-        functools.reduce(jnp.logical_and, ranges) if ranges else None,
-        standing=standing,
-    )
-
-
-def _sum_of(biases: Sequence[Array | None]) -> Array | None:
-    given = [bias for bias in biases if bias is not None]
-    return functools.reduce(operator.add, given) if given else None
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class SideBySide:
-    """The features of several lifts; None for one whose rows are its features.
-
-    Attributes:
-        widths: of each lift's compact query and key.
-    """
-
-    parts: tuple[Expansion | None, ...]
-    widths: tuple[tuple[int, int], ...] = field(metadata=dict(static=True))
-
-    def query(self, compact: Array) -> Array:
-        return self._features(compact, 0, "query")
-
-    def key(self, compact: Array) -> Array:
-        return self._features(compact, 1, "key")
-
-    def _features(self, compact: Array, side: int, method: str) -> Array:
-        ends = np.cumsum([widths[side] for widths in self.widths])[:-1]
-        columns = jnp.split(compact, [int(end) for end in ends], axis=-1)
-        features = [
-            rows if part is None else getattr(part, method)(rows)
-            for part, rows in zip(self.parts, columns, strict=True)
-        ]
-        return jnp.concatenate(features, axis=-1)
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class ScaledExpansion:
-    """The features of a lift whose queries are multiplied by a factor, [B, N, 1, 1]."""
-
-    expansion: Expansion
-    factor: Array
-
-    def query(self, compact: Array) -> Array:
-        return self.expansion.query(compact) * self.factor
-
-    def key(self, compact: Array) -> Array:
-        return self.expansion.key(compact)

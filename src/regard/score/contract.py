@@ -8,7 +8,7 @@ import functools
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from regard.placement import current_platform, with_value
+
+if TYPE_CHECKING:
+    from regard.score.positions import Placement
 
 
 class Score:
@@ -61,7 +64,7 @@ class Score:
         """
         super().__init_subclass__()
         stated = ("sums_over_shares", "static_scale", "tanh_vector", "about_keys", "scaled")
-        equal = ("lift", "tile_form", "scores_back", "projected", "prepared", *stated)
+        equal = ("lift", "tile_form", "scores_back", "projected", "prepared", "placed", *stated)
         for name in equal if "scores" in vars(cls) else stated if "lift" in vars(cls) else ():
             if name not in vars(cls):
                 setattr(cls, name, vars(Score)[name])
@@ -143,6 +146,14 @@ class Score:
             The score, and what is stored: [..., K, S, F], or N heads where parameters are per head.
         """
         return self, key
+
+    def uses_positions(self) -> bool:
+        """Whether the score depends on where queries and keys stand in their text."""
+        return False
+
+    def placed(self, query: Array, key: Array, at: "Placement") -> "tuple[Score, Array, Array]":
+        """An equal score, [B, N, T, Hq] queries and [B, K, S, Hk] keys for these positions."""
+        return self, query, key
 
     def check(self, query_width: int, key_width: int) -> None:
         """Raises ValueError when queries and keys of these widths cannot be compared."""

@@ -16,6 +16,7 @@ import numpy as np
 import regard
 from regard.atomic_file import write_atomically
 from regard.show.heatmaps import import_drawing
+from regard.versioned_json import parse_versioned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -333,17 +334,7 @@ class AttentionMap:
         Raises:
             ValueError: the text is not an attention map, or one of another version.
         """
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{origin} is not JSON: {error}.") from None
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError(f"{origin} is no attention map: its format is not {FORMAT!r}.")
-        if content.get("version") != VERSION:
-            raise ValueError(
-                f"{origin} is of version {content.get('version')!r}, and this regard reads "
-                f"version {VERSION}."
-            )
+        content = parse_versioned(text, origin, FORMAT, VERSION)
         try:
             with np.errstate(over="ignore"):  # overflows become Inf, which is refused below
                 weights = np.asarray(content["weights"], np.float32)

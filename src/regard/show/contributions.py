@@ -213,11 +213,7 @@ class Contributions:
         return draw_contributions(self, most, title, figsize, cmap, vmin, vmax, ax)
 
     def save(self, path: str | Path, **options: Any) -> Path:
-        """Writes .png, .svg or .pdf, completely or not at all.
-
-        Args:
-            path: the file; its ending decides what is written.
-            **options: as for `plot`.
+        """Writes .png, .svg or .pdf as `AttentionMap.save` does, with the options of `plot`.
 
         Raises:
             ValueError: another ending.

@@ -2,7 +2,9 @@
 
 import pytest
 
-from regard.bench.cases.case import make_inputs
+from typing import get_args
+
+from regard.bench.cases.case import Regime, make_inputs
 from regard.bench.cases.survey import FAMILIES, family_of, survey
 from regard.bench.peers.jax_peers import PEERS
 
@@ -19,7 +21,10 @@ def test_enough_cells_of_every_kind(device, least):
     assert {case.direction for case in cells} == {"forward", "forward+backward"}
     for kind in ("none", "causal", "lengths", "segments", "boolean"):
         assert any(case.mask == kind for case in cells), kind
+    assert {case.normalize for case in cells} == set(get_args(Regime))
+    assert {case.dropout for case in cells} == {0.0, 0.1}
     assert any(case.bias for case in cells)
+    assert any(case.backward for case in cells if case.dropout and case.score == "dot")
     assert any(case.K for case in cells)
     for case in cells:
         assert set(case.against) <= set(PEERS)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from regard.bench.cases.case import Case, make_inputs
-from regard.bench.cases.expected import expected, relative_errors
+from regard.bench.cases.expected import allowed_error, expected, relative_errors
 from regard.bench.cases.tables import GPU_CASES
 from regard.bench.peers.jax_peers import PEERS, build
 from regard.bench.peers.program import Absent, needs_memory
@@ -25,6 +25,7 @@ ABLE = {
     "jax.nn": [DOT, dataclasses.replace(DOT, score="bilinear")],
     "keras": [DOT, ADDITIVE],
     "book": [ADDITIVE],
+    "plain": [DOT, ADDITIVE],
     "torch": [dataclasses.replace(DOT, V=5), ADDITIVE],
     "flex": [dataclasses.replace(DOT, direction="forward")],
 }
@@ -38,7 +39,7 @@ COMBINATIONS = [
     pytest.param(
         who,
         dataclasses.replace(case, mask=mask),
-        marks=[] if who in ("regard", "book", "jax.nn") else pytest.mark.peers,
+        marks=[] if who in ("regard", "book", "plain", "jax.nn") else pytest.mark.peers,
         id=f"{who}-{case.score}-{mask}",
     )
     for who, cases in ABLE.items()
@@ -90,6 +91,46 @@ def test_agrees_with_float64_on_what_the_survey_adds(who, case):
     errors = relative_errors(build(who, case, inputs).outputs(), expected(case, inputs))
     assert set(errors) == {"out"} | {f"d_{name}" for name in inputs.arrays}
     assert max(errors.values()) < 1e-5, errors
+
+
+REGIMES = ("softmax", "sparsemax", "hard", "uniform", "kernel", "cone")
+
+
+@pytest.mark.parametrize("who", ["regard", "plain"])
+@pytest.mark.parametrize("regime", REGIMES)
+def test_every_regime_agrees_with_float64(who, regime):
+    score = dict(softmax="additive", kernel="gaussian", cone="bilinear").get(regime, "dot")
+    base = ADDITIVE if score == "additive" else dataclasses.replace(DOT, N=4, K=2)
+    case = dataclasses.replace(base, score=score, mask="lengths", normalize=regime, bias=True)
+    inputs = make_inputs(case)
+    program = build(who, case, inputs)
+    errors = relative_errors(program.outputs(), expected(case, inputs))
+    assert set(errors) == {"out"} | {f"d_{name}" for name in inputs.arrays}
+    assert max(errors.values()) < 1e-5, errors
+    assert program.ran == ("reference" if who == "regard" else None)
+
+
+@pytest.mark.parametrize("who", ["regard", "plain", "torch"])
+def test_dropout_is_bounded_by_its_own_noise(who):
+    needs(who)
+    case = dataclasses.replace(DOT, N=4, T=40, S=60, D=16, V=16, dropout=0.1)
+    inputs = make_inputs(case)
+    answer = expected(case, inputs)
+    outputs = build(who, case, inputs).outputs()
+    errors = relative_errors(outputs, answer)
+    assert max(errors.values()) < allowed_error(case), errors
+    assert errors["out"] > 0.05  # weights were dropped
+    unscaled = {name: 2.0 * result for name, result in outputs.items()}
+    assert max(relative_errors(unscaled, answer).values()) > allowed_error(case)
+
+
+@pytest.mark.parametrize("who", ["jax.nn", "book", "keras", "flex"])
+@pytest.mark.parametrize("change", [dict(dropout=0.1), dict(normalize="sparsemax")])
+def test_who_cannot_says_so(who, change):
+    needs(who)
+    case = dataclasses.replace(ADDITIVE if who == "book" else DOT, direction="forward", **change)
+    with pytest.raises(Absent, match="softmax"):
+        build(who, case, make_inputs(case))
 
 
 @pytest.mark.gpu

@@ -265,14 +265,6 @@ def test_the_bar_counts_lines_over_chunks(monkeypatch):
     assert "translating" in screen.getvalue()
 
 
-@pytest.fixture
-def programs_not_kept():
-    folder = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", None)
-    yield
-    jax.config.update("jax_compilation_cache_dir", folder)
-
-
 @pytest.mark.usefixtures("programs_not_kept")
 def test_compiled_programs_are_kept_only_where_that_can_be(tmp_path, monkeypatch):
     told = {}

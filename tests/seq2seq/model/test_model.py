@@ -150,7 +150,7 @@ def _forward(graph, params, batch):
     model = nnx.merge(graph, params)
     memory = model.encode(batch.source, batch.source_lens)
     readout, weights = model.decode(memory, batch.target_in, return_weights=True)
-    state = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=1), model.start(memory))
+    state = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=1), model.start(memory, 8))
     tokens = jnp.stack([batch.target_in, batch.target_in[:, ::-1]], axis=-1)  # [B, T, 2]
 
     def step(state, tokens):
@@ -275,16 +275,38 @@ def test_the_gradient_is_autodiffs(monkeypatch):
     graph, params = nnx.split(random_model(config))
     _, ours = _gradient(graph, params, BATCH)
     for module, name in (
-        ("encoder", "unroll"),
-        ("decoder", "unroll"),
-        ("recurrence", "_gru"),
-        ("attention", "_additive"),
-        ("translation_model", "cross_entropy"),
+        ("seq2seq.model.encoder", "unroll"),
+        ("seq2seq.model.decoder", "unroll"),
+        ("seq2seq.model.recurrence", "_gru"),
+        ("score.logistic_form", "_stored_scores"),
+        ("seq2seq.model.translation_model", "cross_entropy"),
     ):
-        module = importlib.import_module(f"regard.seq2seq.model.{module}")
+        module = importlib.import_module(f"regard.{module}")
         monkeypatch.setattr(module, name, getattr(module, name).fun)
     _, theirs = jax.jit(_gradient.__wrapped__, static_argnums=0)(graph, params, BATCH)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-4), ours, theirs)
+
+
+def test_training_stores_no_pair_of_a_step():
+    """Of additive attention: the backward pass computes tanh of T·S·h pairs again."""
+    config = dataclasses.replace(CONFIG, attention_width=64)
+    graph, params = nnx.split(random_model(config))
+    batch = some_batch(rows=4, width=64)
+    program = jax.jit(_gradient.__wrapped__, static_argnums=0).lower(graph, params, batch).compile()
+    pairs = 64 * 4 * 64 * 64  # steps · rows · source tokens · hidden units
+    assert program.memory_analysis().temp_size_in_bytes < 4 * pairs
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_values_projected_once_give_the_same_steps(name):
+    model = random_model(CONFIGS[name])
+    encoded = model.encode(jnp.asarray(BATCH.source), jnp.asarray(BATCH.source_lens))
+    state = model.start(encoded, 3)
+    state = jax.tree.map(lambda part: jnp.repeat(part, 2, axis=1), state)
+    tokens = jnp.asarray(BATCH.target_in[:, :2])  # two hypotheses of each sentence
+    plain = model.step(encoded, state, tokens)
+    projected = model.step(model.for_hypotheses(encoded), state, tokens)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), plain, projected)
 
 
 def test_unroll_differentiates_as_scan_does():

@@ -15,6 +15,7 @@ import numpy as np
 Tolerance = float | Literal["exact"] | None
 MaskKind = Literal["none", "causal", "lengths", "triangular", "segments", "boolean"]
 ScoreKind = Literal["dot", "gaussian", "bilinear", "additive", "features"]
+Regime = Literal["softmax", "sparsemax", "hard", "uniform", "kernel", "cone"]
 Direction = Literal["forward", "backward", "forward+backward"]
 Device = Literal["cpu", "gpu"]
 
@@ -46,6 +47,8 @@ class Case:
         mask: "lengths" lets half of the keys take part, "triangular" t + 1 keys at query t;
             "segments" packs four sequences into one, "boolean" masks a fifth of the pairs.
         tolerance: of the additive lift.
+        normalize: the weight regime; the f of "kernel" and "cone" is softplus.
+        dropout: the rate.
         direction: "forward+backward" takes the gradient of every array, parameters included;
             "backward" does so after a forward pass that is not counted.
         device: where it is run. A peer of another framework than JAX has to be told.
@@ -69,6 +72,8 @@ class Case:
     dtype: str = "float32"
     mask: MaskKind = "none"
     tolerance: Tolerance = None
+    normalize: Regime = "softmax"
+    dropout: float = 0.0
     direction: Direction = "forward"
     device: Device = "cpu"
     group: str = ""

@@ -1,9 +1,11 @@
 """The right answers, in float64 NumPy by the definition; imports nothing from regard.
 
 Worked one head and a few query rows at a time, so that it never holds more than a block of
-scores. Leaves out what the benchmark has no case for: dropout.
+scores. Dropout is left out: what a program that drops weights is off by is bounded instead, see
+`allowed_error`.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,13 +47,13 @@ def expected(case: Case, inputs: Inputs) -> dict[str, np.ndarray]:
                 pairs: Any = (0, *([] if case.N is None else [n]), rows[block])
                 if case.bias:
                     score = score + parameters["bias"][pairs]
-                weights = _softmax(np.where(seen, score, -np.inf))
+                weights, slope = _regime(case, np.where(seen, score, -np.inf))
                 outs[at][block] = weights @ value
                 if not case.backward:
                     continue
                 g = cotangent[block]  # [rows, V]
                 d_weights = g @ value.T
-                d_score = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True))
+                d_score = slope(d_weights)
                 d_query, d_key, d_parameters = pullback(d_score)
                 grads["value"][shared] += weights[:, keys].T @ g
                 grads["query"][at][block] = d_query
@@ -97,6 +99,10 @@ def allowed_error(case: Case) -> float:
     Loose on purpose: the measured error is printed beside every time, this only tells a wrong
     mask, scale or layout (errors of order one) from rounding and from the lift's tolerance.
     """
+    if case.dropout:
+        # Weights off by noise of mean 0 and variance rate / (1 - rate) of their squares, and so a
+        # sum of values drawn about 0: twice that, which still tells a wrong scale or layout.
+        return 2 * (case.dropout / (1 - case.dropout)) ** 0.5
     rounding = {"float64": 1e-10, "float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}[case.dtype]
     if case.backward and case.dtype == "bfloat16":
         rounding *= 3  # the book's form rounds every step of the chain
@@ -119,6 +125,39 @@ def _seen(case: Case, inputs: Inputs, b: int, rows: np.ndarray) -> np.ndarray:
     if case.mask == "boolean":
         return lens[rows]
     return keys < (lens if lens.ndim == 0 else lens[rows][:, None])
+
+
+def _regime(case: Case, score: np.ndarray) -> tuple[np.ndarray, Callable[..., np.ndarray]]:
+    """The weights of scores, -inf where masked; and the map from their gradient to the scores'."""
+    seen = score > -np.inf
+    if case.normalize == "softmax":
+        weights = _softmax(score)
+        return weights, lambda d: weights * (d - (weights * d).sum(-1, keepdims=True))
+    if case.normalize == "sparsemax":
+        ordered = -np.sort(-score, -1)
+        before = np.where(ordered > -np.inf, ordered, 0.0).cumsum(-1)
+        ranks = np.arange(1, score.shape[-1] + 1)
+        size = ((ordered > -np.inf) & (1 + ranks * ordered > before)).sum(-1, keepdims=True)
+        total = np.take_along_axis(before, np.maximum(size - 1, 0), -1)
+        weights = np.maximum(score - (total - 1) / np.maximum(size, 1), 0.0)
+        support = weights > 0
+        return (
+            weights,
+            lambda d: support * (d - (support * d).sum(-1, keepdims=True) / np.maximum(size, 1)),
+        )
+    if case.normalize in ("hard", "uniform"):
+        ones = seen
+        if case.normalize == "hard":
+            ones = seen & (np.arange(score.shape[-1]) == score.argmax(-1, keepdims=True))
+        return ones / np.maximum(ones.sum(-1, keepdims=True), 1), np.zeros_like
+    value = np.where(seen, np.logaddexp(0.0, score), 0.0)  # softplus
+    slope = np.where(seen, 1.0 / (1.0 + np.exp(-np.where(seen, score, 0.0))), 0.0)
+    if case.normalize == "cone":
+        return value, lambda d: slope * d
+    total = value.sum(-1, keepdims=True)
+    total = np.where(total == 0.0, 1.0, total)
+    weights = value / total
+    return weights, lambda d: slope / total * (d - (weights * d).sum(-1, keepdims=True))
 
 
 def _softmax(score: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from regard.bench.cases.case import Case, Device
+from regard.bench.cases.case import Case, Device, Regime
 
 Range = tuple[int, int]
 
@@ -22,6 +22,9 @@ class Family(NamedTuple):
         N: numbers of heads.
         masks: taken in turn.
         scores: taken in turn; additive cells have no heads, as their peers.
+        regimes: taken in turn.
+        dropout: the rate.
+        bias: in every cell; otherwise in one of six.
     """
 
     B: Range
@@ -30,6 +33,9 @@ class Family(NamedTuple):
     N: tuple[int, ...]
     masks: tuple[str, ...]
     scores: tuple[str, ...] = ("dot", "dot", "gaussian", "additive", "bilinear")
+    regimes: tuple[Regime, ...] = ("softmax",)
+    dropout: float = 0.0
+    bias: bool = False
 
 
 FAMILIES = {
@@ -43,13 +49,24 @@ FAMILIES = {
     "short": Family((8, 64), (10, 100), None, (2, 4, 8), ("lengths", "none", "boolean")),
     "long": Family((1, 1), (1500, 3000), None, (1, 2, 4), ("none", "causal", "lengths")),
     "packed": Family((1, 4), (256, 1024), None, (2, 4, 8), ("segments",)),
+    "regimes": Family(
+        (1, 8),
+        (20, 400),
+        None,
+        (2, 4, 8),
+        ("lengths", "none", "causal"),
+        ("dot", "gaussian", "dot", "additive"),
+        regimes=("sparsemax", "hard", "kernel", "cone", "uniform"),
+    ),
+    "dropout": Family((1, 8), (50, 400), None, (2, 4, 8), ("causal", "lengths"), dropout=0.1),
+    "bias": Family((1, 8), (50, 400), None, (2, 4, 8), ("none", "lengths"), bias=True),
 }
-CELLS = {"cpu": 10, "gpu": 20}  # of each family
+CELLS = {"cpu": 8, "gpu": 20}  # of each family
 LONGER = {"cpu": 1, "gpu": 4}  # lengths, and batches, of a GPU's cells
 DTYPES = ("float32", "bfloat16", "float32", "float16")
 PEERS = {
-    "cpu": ("jax.nn", "book", "torch"),
-    "gpu": ("jax.nn", "jax.nn cudnn", "book", "torch", "flex"),
+    "cpu": ("jax.nn", "book", "torch", "plain"),
+    "gpu": ("jax.nn", "jax.nn cudnn", "book", "torch", "flex", "plain"),
 }
 MOST_TERMS = 3e8  # of an additive cell on a CPU: the book's tensor takes 1.2 GB
 
@@ -59,7 +76,7 @@ def survey(device: Device = "cpu", seed: int = 0) -> tuple[Case, ...]:
 
     >>> cells = survey("cpu")
     >>> len(cells), cells[0].group
-    (80, 'self-attention/0')
+    (88, 'self-attention/0')
     """
     rng = np.random.default_rng(seed)
     return tuple(
@@ -109,7 +126,9 @@ def _cell(name: str, family: Family, number: int, device: Device, rng: Any) -> C
         D=D,
         V=D,
         **heads,
-        bias=number % 6 == 5 and mask != "causal",
+        bias=family.bias or (number % 6 == 5 and mask != "causal"),
+        normalize=family.regimes[number % len(family.regimes)],
+        dropout=family.dropout,
         dtype=dtype,
         mask=mask,  # type: ignore[arg-type]
         direction=direction,  # type: ignore[arg-type]
@@ -117,5 +136,5 @@ def _cell(name: str, family: Family, number: int, device: Device, rng: Any) -> C
         group=f"{name}/{number}",
         against=PEERS[device],
         rounds=5,
-        seconds=1.0,
+        seconds=0.8,
     )

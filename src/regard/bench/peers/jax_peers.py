@@ -6,10 +6,11 @@ in `PEERS`. Here are those that run on JAX; torch's are in torch_peers.py.
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ def build_regard(case: Case, inputs: Inputs) -> Program:
     """`regard.attend`, the implementation left to it; for features, the wide kernel alone."""
     if case.score == "features":
         return kernels.build(case, inputs)
-    additive = case.score == "additive"
+    additive, chosen = case.score == "additive", []
 
     def attention(arrays, valid_lens):
         masks = {
@@ -53,18 +54,42 @@ def build_regard(case: Case, inputs: Inputs) -> Program:
             "segments": lambda: regard.Mask.segments(valid_lens),
             "boolean": lambda: valid_lens if case.N is None else valid_lens[:, None],
         }
-        return regard.attend(
-            arrays["query"],
-            arrays["key"],
-            arrays["value"],
+        call: Any = dict(
+            query=arrays["query"],
+            key=arrays["key"],
+            value=arrays["value"],
             score=regard_score(case, arrays),
             valid_lens=None if case.mask in masks else valid_lens,
             mask=masks[case.mask]() if case.mask in masks else None,
             bias=arrays.get("bias"),
+            normalize=REGIMES[case.normalize],
+            dropout_rate=case.dropout,
+            dropout_rng=_rng(case, arrays),
             return_lifted=additive,
         )
+        chosen.append(regard.explain(**call).splitlines()[0].partition(":")[0])
+        return regard.attend(**call)
 
-    return compile_program(attention, case, inputs, tells_lifted=additive)
+    program = compile_program(attention, case, inputs, tells_lifted=additive)
+    return dataclasses.replace(program, ran=chosen[0].removesuffix(" runs"))
+
+
+REGIMES: dict[str, regard.Normalizer] = {
+    "softmax": regard.Softmax(),
+    "sparsemax": regard.Sparsemax(),
+    "hard": regard.Hard(),
+    "uniform": regard.Uniform(),
+    "kernel": regard.Kernel(jax.nn.softplus),
+    "cone": regard.Cone(jax.nn.softplus),
+}
+
+
+def _rng(case: Case, arrays) -> Any:
+    """A key of the data, so that no compiler draws the dropout before the program runs."""
+    if not case.dropout:
+        return None
+    first = jax.lax.stop_gradient(arrays["query"]).reshape(-1)[0].astype(jnp.float32)
+    return jax.random.key(jax.lax.bitcast_convert_type(first, jnp.int32))
 
 
 def build_lift(case: Case, inputs: Inputs) -> Program:
@@ -94,6 +119,8 @@ def build_jax_nn(
     """jax.nn.dot_product_attention, lowered by XLA, or by cuDNN where there is one."""
     if case.score not in ("dot", "bilinear", "gaussian"):
         raise Absent(f"jax.nn has no {case.score} attention")
+    if case.dropout or case.normalize != "softmax":
+        raise Absent("jax.nn has no dropout and no other regime than softmax")
 
     def attention(arrays, valid_lens):
         query, key, value = _with_heads(case, arrays)
@@ -132,6 +159,8 @@ def build_book(case: Case, inputs: Inputs) -> Program:
     """
     if case.score != "additive" or case.N is not None or case.mask == "causal":
         raise Absent("the book's form is additive, without heads, with valid lengths")
+    if case.dropout or case.normalize != "softmax":
+        raise Absent("the book's form is measured without dropout, and has softmax only")
     needs_memory(case)
 
     def attention(arrays, valid_lens):
@@ -150,8 +179,66 @@ def build_book(case: Case, inputs: Inputs) -> Program:
     return compile_program(attention, case, inputs)
 
 
+def build_plain(case: Case, inputs: Inputs) -> Program:
+    """What one writes in plain JAX, jitted: whole weights, in float32, by any regime."""
+    needs_memory(case)
+
+    def attention(arrays, valid_lens):
+        query, key, value = (a.astype(jnp.float32) for a in _with_heads(case, arrays))
+        if case.K is not None:
+            key, value = (jnp.repeat(a, query.shape[2] // case.K, axis=2) for a in (key, value))
+        if case.score == "additive":
+            x, y = (
+                jnp.einsum("btnd,dh->bnth", side, arrays[f"{name}_kernel"].astype(side.dtype))
+                for name, side in (("query", query), ("key", key))
+            )
+            tanh = jnp.tanh(x[:, :, :, None] + y[:, :, None])  # [B, N, T, S, h]
+            scores = tanh @ arrays["vector"].astype(tanh.dtype)
+        else:
+            scores = jnp.einsum("btnd,bsnd->bnts", query, key)
+        if case.score == "dot":
+            scores = scores * case.D**-0.5
+        elif case.score == "gaussian":
+            norms = [(side**2).sum(-1).swapaxes(1, 2) for side in (query, key)]  # [B, N, T or S]
+            squares = norms[0][..., :, None] + norms[1][..., None, :] - 2 * scores
+            scores = -squares / (2 * arrays["width"].astype(jnp.float32) ** 2)
+        if case.bias:
+            scores = scores + arrays["bias"].astype(scores.dtype)
+        seen = dense_mask(case, valid_lens)
+        seen = jnp.ones_like(scores, bool) if seen is None else jnp.broadcast_to(seen, scores.shape)
+        weights = _plain_weights(case, scores, seen)
+        if case.dropout:
+            kept = jax.random.bernoulli(_rng(case, arrays), 1 - case.dropout, weights.shape)
+            weights = jnp.where(kept, weights / (1 - case.dropout), 0.0)
+        out = jnp.einsum("bnts,bsnv->btnv", weights, value).astype(case.dtype)
+        return out if case.N is not None else out[:, :, 0]
+
+    with _lax_promotion():
+        return compile_program(attention, case, inputs)
+
+
+def _plain_weights(case: Case, scores, seen):
+    if case.normalize in ("kernel", "cone"):
+        values = jnp.where(seen, jax.nn.softplus(scores), 0.0)
+        return values if case.normalize == "cone" else values / values.sum(-1, keepdims=True)
+    if case.normalize == "uniform":
+        return seen / seen.sum(-1, keepdims=True)
+    scores = jnp.where(seen, scores, -1e30)
+    if case.normalize == "hard":
+        return jax.nn.one_hot(scores.argmax(-1), case.S, dtype=scores.dtype)
+    if case.normalize == "softmax":
+        return jax.nn.softmax(scores)
+    ordered = -jnp.sort(-scores, -1)  # sparsemax, by sorting
+    before = ordered.cumsum(-1)
+    size = (1 + jnp.arange(1, case.S + 1) * ordered > before).sum(-1, keepdims=True)
+    threshold = (jnp.take_along_axis(before, size - 1, -1) - 1) / size
+    return jnp.maximum(scores - threshold, 0.0)
+
+
 def build_keras(case: Case, inputs: Inputs) -> Program:
     """Keras on its JAX backend: AdditiveAttention, or ops.dot_product_attention."""
+    if case.dropout or case.normalize != "softmax":
+        raise Absent("keras's attention is measured without dropout, and has softmax only")
     if case.bias or case.K is not None or case.mask in ("segments", "boolean"):
         raise Absent("keras's attention is not measured with a bias, key heads or this mask")
     keras = import_peer("keras")
@@ -202,6 +289,7 @@ PEERS: dict[str, Callable[[Case, Inputs], Program]] = {
     "jax.nn": build_jax_nn,
     "jax.nn cudnn": functools.partial(build_jax_nn, implementation="cudnn"),
     "book": build_book,
+    "plain": build_plain,
     "keras": build_keras,
     "torch": build_torch,
     "flex": build_flex,

@@ -40,6 +40,7 @@ class Program:
         temp_bytes: temporaries of the compiled program; None where they cannot be known.
         peak_bytes: arguments, results and temporaries together, at the highest point.
         text: the compiled program, to compare two of them.
+        ran: regard's implementation.
     """
 
     run: Run
@@ -47,6 +48,7 @@ class Program:
     temp_bytes: int | None = None
     peak_bytes: int | None = None
     text: str = ""
+    ran: str | None = None
 
 
 def import_peer(name: str) -> Any:

@@ -21,6 +21,8 @@ def build_torch(case: Case, inputs: Inputs) -> Program:
     torch = import_peer("torch")
     if case.score not in ("dot", "additive"):
         raise Absent(f"torch has no {case.score} attention")
+    if case.normalize != "softmax" or (case.dropout and case.score != "dot"):
+        raise Absent("torch's attention has softmax only, and its additive form no dropout")
     if case.mask == "causal" and case.bias:
         raise Absent("torch's attention takes causal order or a bias, not both")
     if case.score == "additive" and (case.N is not None or case.mask == "causal"):
@@ -47,6 +49,7 @@ def build_torch(case: Case, inputs: Inputs) -> Program:
                 attn_mask=pairs,
                 is_causal=case.mask == "causal",
                 enable_gqa=case.K is not None,
+                dropout_p=case.dropout,
             )
         queries, keys = query @ tensors["query_kernel"], key @ tensors["key_kernel"]
         features = torch.tanh(queries.unsqueeze(2) + keys.unsqueeze(1))  # [B, T, S, h]
@@ -71,6 +74,8 @@ def build_flex(case: Case, inputs: Inputs) -> Program:
         raise Absent(f"FlexAttention changes dot products and cannot make {case.score} scores")
     if case.backward and case.device == "cpu":
         raise Absent("FlexAttention has no backward pass on a CPU")
+    if case.dropout or case.normalize != "softmax":
+        raise Absent("FlexAttention has no dropout and no other regime than softmax")
     if case.bias or case.K is not None or case.mask in ("segments", "boolean"):
         raise Absent("FlexAttention is measured without bias, key heads and this mask")
     arrays = _Tensors(torch, case, inputs)

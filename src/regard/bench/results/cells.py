@@ -19,6 +19,7 @@ class Cell(NamedTuple):
     Attributes:
         ratio: the least time of the best peer over regard's least; above 1, regard is faster.
         noise: how far apart the least times of the same program came out.
+        ran: regard's implementation; None in records older than this.
     """
 
     family: str
@@ -26,16 +27,19 @@ class Cell(NamedTuple):
     best: str
     ratio: float
     noise: float
+    ran: str | None = None
 
     @property
     def words(self) -> str:
-        return f"{case_words(self.case)} {self.case['dtype']}: {self.ratio:.2f} of {self.best}"
+        ran = f", by {self.ran}" if self.ran else ""
+        return f"{case_words(self.case)}{ran}: {self.ratio:.2f} of {self.best}"
 
 
 def cells(record: dict[str, Any]) -> list[Cell]:
     """The cells that regard and at least one peer computed, in the order of the survey."""
     found = []
     least: dict[str, dict[str, float]] = {}
+    ran = {row["case"]: row.get("ran") for row in record["rows"] if row["who"] == "regard"}
     for row in record["rows"]:
         if row["ms"] and not row["absent"]:
             least.setdefault(row["case"], {})[row["who"]] = min(row["ms"]["runs"])
@@ -48,7 +52,8 @@ def cells(record: dict[str, Any]) -> list[Cell]:
         noise = abs(math.log(again / ours))
         best = min(times, key=lambda who: times[who])
         ratio = times[best] / min(ours, again)
-        found.append(Cell(family_of(case["group"]), case, best, ratio, noise))
+        family, name = family_of(case["group"]), case["name"]
+        found.append(Cell(family, case, best, ratio, noise, ran.get(name)))
     return found
 
 
@@ -99,6 +104,8 @@ def grid(record: dict[str, Any]) -> "Figure | None":
             panel.scatter(column, row, s=1150, marker="s", c=[shade], cmap="RdBu", norm=norm)
             score = {"additive": "add", "gaussian": "gauss", "bilinear": "bilin"}
             name = score.get(cell.case["score"], cell.case["score"])
+            regime = cell.case.get("normalize", "softmax")
+            name = name if regime == "softmax" else regime
             gradient = "∇" if cell.case["direction"] != "forward" else ""
             dark = abs(shade) > 1.2
             panel.annotate(

@@ -70,6 +70,7 @@ def make_record(
             "error": row.error,
             "errors": row.errors,
             "lifted": row.lifted,
+            "ran": row.ran,
             "absent": row.absent,
         }
 
@@ -172,6 +173,8 @@ def case_words(case: dict[str, Any]) -> str:
     }
     parts += [masks[case["mask"]]] if case["mask"] != "none" else []
     parts += ["bias"] if case.get("bias") else []
+    parts += [case["normalize"]] if case.get("normalize", "softmax") != "softmax" else []
+    parts += [f"dropout {case['dropout']:g}"] if case.get("dropout") else []
     directions = {"backward": "gradients alone", "forward+backward": "with gradients"}
     parts += [directions[case["direction"]]] if case["direction"] in directions else []
     return f"{', '.join(parts)}: {case_shapes(case)}"

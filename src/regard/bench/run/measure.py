@@ -56,6 +56,7 @@ class Row:
     peak_bytes: int | None = None
     errors: dict[str, float] = dataclasses.field(default_factory=dict)
     lifted: bool | None = None
+    ran: str | None = None
     absent: str | None = None
 
     @property
@@ -240,7 +241,13 @@ def _build(case: Case, who: str, inputs: Inputs) -> Program | Row:
 
 def _check(case: Case, who: str, program: Program, answer: dict | None) -> tuple[Row, float]:
     """The row of a program before timing (`absent` if it is wrong), and the seconds it ran."""
-    row = Row(case.name, who, temp_bytes=program.temp_bytes, peak_bytes=program.peak_bytes)
+    row = Row(
+        case.name,
+        who,
+        temp_bytes=program.temp_bytes,
+        peak_bytes=program.peak_bytes,
+        ran=program.ran,
+    )
     if answer is None:
         return row, 0.0
     try:

@@ -68,9 +68,7 @@ def command(
             "spaces only."
         ),
     ] = None,
-    lowercase: Annotated[
-        bool, typer.Option("--lowercase", help="Ignore case in all scores.")
-    ] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore upper case.")] = False,
     tokenize: Annotated[
         Tokenize,
         typer.Option(

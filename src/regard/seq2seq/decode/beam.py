@@ -21,8 +21,7 @@ from regard.seq2seq.decode.hypotheses import (
     candidates,
     penalized,
 )
-from regard.seq2seq.model.attention import Memory
-from regard.seq2seq.model.decoder import gather_hypotheses
+from regard.seq2seq.model.attention import Encoded
 from regard.seq2seq.model.output_layer import OutputLayer
 from regard.seq2seq.model.translation_model import Model
 from regard.seq2seq.text.vocabulary import BOS, EOS, PAD
@@ -75,9 +74,9 @@ class _Beam:
     """
 
     row: Array  # [B], which sentence of the batch this is
-    memory: Memory
+    encoded: Encoded
     limit: Array  # [B], tokens that may be written
-    state: Any  # [B, K, decoder] for each layer
+    state: Any  # [B, K, ...], the decoder's
     token: Array  # [B, K], the last one
     log_prob: Array  # [B, K]
     greedy: Array  # [B], which of the K is the greedy hypothesis; -1 once it has ended
@@ -171,7 +170,7 @@ def start(model: Model, options: SearchOptions, source: Array, lens: Array) -> _
     """The empty hypothesis of every sentence, before the first step."""
     B, S = source.shape
     T, K = options.longest(S), options.beam
-    memory = model.encode(source, lens)
+    encoded = model.encode(source, lens)
     lens = lens.astype(jnp.int32)
     longest = (options.max_ratio * lens.astype(jnp.float32)).astype(jnp.int32) + options.max_extra
     integers, floats = (jnp.zeros((B, K + 1), dtype) for dtype in (jnp.int32, jnp.float32))
@@ -185,9 +184,9 @@ def start(model: Model, options: SearchOptions, source: Array, lens: Array) -> _
     )
     return _Beam(
         jnp.arange(B, dtype=jnp.int32),
-        memory,
+        encoded if K == 1 else model.for_hypotheses(encoded),
         jnp.minimum(longest, T),
-        model.start(memory),
+        model.start(encoded, T),
         jnp.full((B, 1), BOS, jnp.int32),
         jnp.where(lens > 0, 0.0, -jnp.inf)[:, None],
         jnp.zeros(B, jnp.int32),
@@ -202,9 +201,9 @@ def _keep_active(beam: _Beam, rows: int) -> _Beam:
     if rows == beam.row.shape[0]:
         return beam
     order = jnp.argsort(~beam.active, stable=True)[:rows]
-    per_sentence = {name: part for name, part in vars(beam).items() if name != "memory"}
+    per_sentence = {name: part for name, part in vars(beam).items() if name != "encoded"}
     kept = jax.tree.map(lambda array: array[order], per_sentence)
-    return _Beam(memory=beam.memory.rows(order), **kept)
+    return _Beam(encoded=beam.encoded.rows(order), **kept)
 
 
 def _advance(
@@ -217,7 +216,7 @@ def _advance(
 ) -> _Beam:
     """Every live hypothesis one token further."""
     B, K = beam.token.shape[0], options.beam
-    state, readout, weights = model.step(beam.memory, beam.state, beam.token)
+    state, readout, weights = model.step(beam.encoded, beam.state, beam.token)
     logits = output.logits(readout)
     # Of one hypothesis K extensions may live on, and one may end.
     last = step + 1 >= beam.limit
@@ -265,6 +264,17 @@ def _advance(
         finished=finished,
     )
     return replace(beam, active=beam.active & _goes_on(options, n_best, step, beam))
+
+
+def gather_hypotheses(state: Any, parent: Array) -> Any:
+    """The states of the hypotheses that live on: row b gets state[b, parent[b]].
+
+    Args:
+        state: a tree of arrays [B, T, ...].
+        parent: [B, K] integers below T.
+    """
+    rows = jnp.arange(parent.shape[0], dtype=parent.dtype)[:, None]
+    return jax.tree.map(lambda part: part[rows, parent], state)  # [B, K, ...]
 
 
 def _at(rows: Array, place: Array) -> Array:

@@ -50,21 +50,23 @@ def _explain(
     graph: Any, params: Any, source: Array, lens: Array, target_in: Array, target_out: Array
 ) -> Array:
     model = nnx.merge(graph, params)
-    memory = model.encode(source, lens)
-    if memory.kind == "none":
+    encoded = model.encode(source, lens)
+    if not encoded.attends:
         return jnp.zeros((*target_in.shape, source.shape[1]), jnp.float32)
 
     def write(state: Any, tokens: tuple[Array, Array]) -> tuple[Any, Array]:
         before, written = tokens  # [B]
-        after, _, weights = model.step(memory, state, before[:, None])
+        after, _, weights = model.step(encoded, state, before[:, None])
         weights = weights[:, 0].astype(jnp.float32)  # [B, S]
         heaviest, which = jax.lax.top_k(weights, min(TRIED, weights.shape[1]))  # [B, C]
-        alone = jax.nn.log_softmax(model.alone(memory, state, before[:, None], which))  # [B, C, V]
+        alone = jax.nn.log_softmax(model.alone(encoded, state, before[:, None], which))  # [B, C, V]
         likely = jnp.take_along_axis(alone, written[:, None, None], axis=-1)[..., 0]  # [B, C]
         explained = jax.nn.softmax(jnp.log(heaviest) + likely, axis=-1)
         rows = jnp.arange(weights.shape[0])[:, None]
         return after, jnp.zeros_like(weights).at[rows, which].set(explained)
 
-    _, explained = jax.lax.scan(write, model.start(memory), (target_in.T, target_out.T))
+    _, explained = jax.lax.scan(
+        write, model.start(encoded, target_in.shape[1]), (target_in.T, target_out.T)
+    )
     # Rows of padding have no source tokens: their posterior is 0 / 0.
     return jnp.where(lens[:, None, None] > 0, explained.swapaxes(0, 1), 0.0)

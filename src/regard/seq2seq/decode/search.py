@@ -125,7 +125,7 @@ def _greedy(
 
     def advance(carry: tuple) -> tuple:
         step, state, token, active, log_prob, tokens, attention = carry
-        state, readout, weights = model.step(begun.memory, state, token)
+        state, readout, weights = model.step(begun.encoded, state, token)
         logits = output.logits(readout)
         scores, best = candidates(options, logits, 2, token, step + 1 >= begun.limit)
         place = scores[:, 0].argmax(-1, keepdims=True)  # what may not be written is -inf

@@ -1,6 +1,6 @@
 """The k most probable tokens of a large vocabulary, quickly, also on a CPU.
 
-One pass takes the maximum of every block of 128 tokens. The k best are in the k blocks with the
+One pass takes the maximum of every block of 64 tokens. The k best are in the k blocks with the
 greatest maxima, so that only those are sorted.
 """
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-BLOCK = 128
+BLOCK = 64
 
 
 def best_of(logits: Array, k: int) -> tuple[Array, Array, Array]:
@@ -21,7 +21,7 @@ def best_of(logits: Array, k: int) -> tuple[Array, Array, Array]:
         ([[2.0, 1.0]], [[1, 2]], [2.4644])
 
     Args:
-        logits: [..., V]; where V is no multiple of 128, they are copied to be one.
+        logits: [..., V]; where V is no multiple of 64, they are copied to be one.
         k: at most V.
 
     Returns:

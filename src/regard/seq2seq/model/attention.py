@@ -1,12 +1,11 @@
-"""The decoder's attention, by any score of regard; keys are projected once per sentence.
+"""The decoder's attention, by any score of regard, over a memory made once per sentence.
 
-The module owns the score's parameters through `regard.nnx`; `Memory` is what one sentence's
-decoding needs of them, and `look` is one step, through `regard.attend`.
+The module owns the score's parameters through `regard.nnx`. `Attention.remember` projects the keys
+and makes a `regard.Memory` of them; `look` is one step, for every hypothesis of a sentence at once.
 """
 
-import functools
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,46 +14,53 @@ from jax import Array
 
 import regard
 import regard.nnx
-from regard.score.contract import accumulation_dtype
 from regard.seq2seq.model.config import Config
 from regard.seq2seq.model.recurrence import Times, multiply
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Memory:
-    """An encoded batch with projected keys; made once, used at every step.
+class Encoded:
+    """Sentences as decoding needs them; made once, used at every step by all hypotheses.
 
     Attributes:
-        annotations: [B, S, 2 · encoder], the values.
-        keys: [B, S, h], projected as the score wants them; None without attention.
-        lens: [B], the valid lengths.
+        memory: keys as the score stores them, and the annotations [B, S, 2 · encoder] as values.
         summary: [B, 2 · encoder], the encoder's last states.
-        parameter: the additive score's vector (h,), the Gaussian's width (); None otherwise.
-        kind: the attention's name.
+        projected: whether the values are what the decoder makes of a context, instead of
+            annotations: see `Decoder.for_hypotheses`.
     """
 
-    annotations: Array
-    keys: Array | None
-    lens: Array
+    memory: regard.Memory
     summary: Array
-    parameter: Array | None
-    kind: str = field(metadata=dict(static=True))
+    projected: bool = field(default=False, metadata=dict(static=True))
 
-    def rows(self, which: Array) -> "Memory":
-        """The memory of some of the sentences, by their numbers [b]."""
-        keys = None if self.keys is None else self.keys[which]
-        return replace(
-            self,
-            annotations=self.annotations[which],
-            keys=keys,
-            lens=self.lens[which],
-            summary=self.summary[which],
-        )
+    @property
+    def attends(self) -> bool:
+        """Whether the decoder looks at the memory; if not, its context is the summary."""
+        return self.memory.score is not None
+
+    @property
+    def lens(self) -> Array:
+        """[B], how many tokens each sentence has."""
+        return self.memory.length
+
+    @property
+    def keys(self) -> Array:
+        """As the score stores them."""
+        return self.memory.key
+
+    @property
+    def values(self) -> Array:
+        """[B, S, width], zero at padding: the annotations, unless they are projected."""
+        return self.memory.value[:, :, 0]
+
+    def rows(self, which: Array) -> "Encoded":
+        """Some of the sentences, by their numbers [b]."""
+        return replace(self, memory=self.memory.rows(which), summary=self.summary[which])
 
 
 class Attention(nnx.Module):
-    """The score's parameters, and the projection of the keys.
+    """The score's parameters, and the memory of a sentence.
 
     Parameters, in `score`: those of the `regard.nnx` class of the same name.
 
@@ -67,116 +73,59 @@ class Attention(nnx.Module):
         self.kind, self.dtype = config.attention, config.compute_dtype
         self.score: Any
         Hq, Hk = config.decoder, config.annotation
-        options: dict[str, Any] = {}
         if self.kind == "additive":
             h = config.attention_width or config.decoder
-            self.score = regard.nnx.AdditiveAttention(h, Hq, Hk, rngs=rngs, **options)
+            self.score = regard.nnx.AdditiveAttention(h, Hq, Hk, rngs=rngs)
         elif self.kind == "bilinear":
-            self.score = regard.nnx.BilinearAttention(Hq, Hk, rngs=rngs, **options)
+            self.score = regard.nnx.BilinearAttention(Hq, Hk, rngs=rngs)
         elif self.kind == "gaussian":
             # Scores then start as varied as the scaled dot product's: q.k / σ², σ² = √D.
-            self.score = regard.nnx.GaussianAttention(Hk**0.25, rngs=rngs, **options)
+            self.score = regard.nnx.GaussianAttention(Hk**0.25, rngs=rngs)
 
-    def remember(self, annotations: Array, lens: Array, summary: Array) -> Memory:
-        """Projects the keys, once for all steps."""
-        keys, parameter = annotations, None
+    def remember(self, annotations: Array, lens: Array) -> regard.Memory:
+        """The memory of annotations [B, S, 2 · encoder]: no step projects a key again."""
+        key = annotations
+        score: regard.Score = regard.Dot()
         if self.kind == "additive":
-            kernel = self.score.key_kernel[...].astype(self.dtype)
-            keys = multiply({"key": kernel}, "key", annotations)  # [B, S, h]
-            parameter = self.score.vector[...]
-        elif self.kind == "bilinear":  # qᵀ M k = q . (M k)
-            kernel = self.score.kernel[...].T.astype(self.dtype)
-            keys = multiply({"key": kernel}, "key", annotations)  # [B, S, Hq]
+            key = multiply({"key": self._kernel(self.score.key_kernel)}, "key", key)  # [B, S, h]
+            score = regard.Additive(None, None, self.score.vector[...], tolerance="exact")
+        elif self.kind == "bilinear":  # qᵀ M k = q . (M k), [B, S, Hq]
+            key = multiply({"key": self._kernel(self.score.kernel).T}, "key", key)
+            score = regard.Dot(1.0)
         elif self.kind == "gaussian":
-            parameter = self.score.width[...]
-        keys, annotations = keys.astype(self.dtype), annotations.astype(self.dtype)
-        return Memory(annotations, keys, lens, summary, parameter, self.kind)
+            score = regard.Gaussian(self.score.width[...])
+        key, value = key.astype(self.dtype), annotations.astype(self.dtype)
+        return regard.Memory.of(key, value, score=score, valid_lens=lens)
 
     def kernels(self) -> dict[str, Array]:
         """The kernels that each step needs: {"query": (Hq, h)}, or none."""
-        if self.kind != "additive":
-            return {}
-        return {"query": self.score.query_kernel[...].astype(self.dtype)}
+        return {"query": self._kernel(self.score.query_kernel)} if self.kind == "additive" else {}
+
+    def _kernel(self, kernel: Any) -> Array:
+        return kernel[...].astype(self.dtype)
 
 
 def look(
-    times: Times, memory: Memory, query: Array, return_weights: bool
+    times: Times, memory: regard.Memory, query: Array, return_weights: bool
 ) -> tuple[Array, Array | None]:
     """One step of attention, for any number of queries per sentence.
 
     Args:
         times: multiplies by `Attention.kernels`.
-        memory: the sentence.
+        memory: the sentence's.
         query: [B, T, decoder], the decoder's states.
         return_weights: whether the weights are wanted.
 
     Returns:
-        The contexts [B, T, 2 · encoder] in float32, and the weights [B, T, S] or None.
+        The contexts [B, T, width of the values] in float32, and the weights [B, T, S] or None.
     """
-    score: regard.Score
-    if memory.kind == "additive":
-        score = OneQueryAdditive(cast(Array, memory.parameter))
+    if isinstance(memory.score, regard.Additive):
         query = times("query", query)
-    elif memory.kind == "gaussian":
-        score = regard.Gaussian(cast(Array, memory.parameter))
-    else:
-        score = regard.Dot(1.0 if memory.kind == "bilinear" else None)
     found = regard.attend(
-        query.astype(memory.annotations.dtype),
-        cast(Array, memory.keys),
-        memory.annotations,
-        score=score,
-        valid_lens=memory.lens,
-        implementation="reference",  # for one query per sentence the dense form is the fastest
+        query.astype(memory.value.dtype),
+        memory,
+        implementation="reference",  # for a few queries per sentence the dense form is the fastest
         return_weights=return_weights,
     )
     out, weights = found if return_weights else (found, None)
     return out.astype(jnp.float32), weights
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class OneQueryAdditive(regard.Score):
-    """wᵀ tanh(q + k) on projected queries and keys, with a backward pass made for one query.
-
-    It recomputes the tanh, which stays in cache, instead of storing one per step and key, and sums
-    by matrix products: left to autodiff, decoding's backward pass takes five times as long on a
-    CPU. The same numbers as regard.Additive(None, None, vector, "exact").
-
-    Args:
-        vector: w, (h,).
-    """
-
-    vector: Array
-
-    def scores(self, query: Array, key: Array) -> Array:
-        wide = accumulation_dtype(query.dtype)
-        return _additive(query.astype(wide), key.astype(wide), self.vector.astype(wide))
-
-
-@jax.custom_vjp
-def _additive(query: Array, key: Array, vector: Array) -> Array:
-    """[..., T, h], [..., S, h], (h,) -> [..., T, S]."""
-    return jnp.tanh(query[..., :, None, :] + key[..., None, :, :]) @ vector
-
-
-def _additive_forward(query: Array, key: Array, vector: Array) -> tuple[Array, tuple]:
-    return _additive(query, key, vector), (query, key, vector)
-
-
-def _additive_backward(residuals: tuple, d_scores: Array) -> tuple[Array, Array, Array]:
-    query, key, vector = residuals
-    h = vector.shape[0]
-    tanh = jnp.tanh(query[..., :, None, :] + key[..., None, :, :])  # [..., T, S, h]
-    slope = 1.0 - tanh * tanh
-    along = functools.partial(jnp.broadcast_to, vector)
-    d_query = jnp.einsum("...ts,...tsh->...th", d_scores, slope)
-    if query.shape[-2] == 1:  # nothing to sum
-        d_key = d_scores[..., 0, :, None] * slope[..., 0, :, :]
-    else:
-        d_key = jnp.einsum("...ts,...tsh->...sh", d_scores, slope)
-    d_vector = d_scores.reshape(1, -1) @ tanh.reshape(-1, h)
-    return d_query * along(d_query.shape), d_key * along(d_key.shape), d_vector[0]
-
-
-_additive.defvjp(_additive_forward, _additive_backward)

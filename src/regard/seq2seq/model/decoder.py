@@ -17,6 +17,7 @@ after it; `_step` is what remains, and search takes the same one.
 """
 
 import functools
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -24,7 +25,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from regard.seq2seq.model.attention import Attention, Memory, look
+from regard.memory import Memory
+from regard.seq2seq.model.attention import Attention, Encoded, look
 from regard.seq2seq.model.config import Config
 from regard.seq2seq.model.dropout import drop, streams
 from regard.seq2seq.model.linear import Linear, orthogonal_gates
@@ -38,12 +40,12 @@ class Shared(NamedTuple):
     """What every step sees.
 
     Attributes:
-        memory: the sentence.
+        encoded: the sentences.
         between: for each upper layer its bias, and its input's dropout, [B, 1, decoder].
         context_bias: of the cell that reads the context; None: one cell reads it and the token.
     """
 
-    memory: Memory
+    encoded: Encoded
     between: list[tuple[Array, Array]]
     context_bias: Array | None
 
@@ -85,7 +87,7 @@ class Decoder(nnx.Module):
         self.from_embedding = Linear(E, E, use_bias=False, dtype=dtype, rngs=rngs)
         self.from_context = Linear(A, E, use_bias=False, dtype=dtype, rngs=rngs)
 
-    def remember(self, annotations: Array, lens: Array, summary: Array) -> Memory:
+    def remember(self, annotations: Array, lens: Array, summary: Array) -> Encoded:
         """What decoding needs of a sentence; keys are projected here and nowhere else.
 
         Args:
@@ -95,20 +97,41 @@ class Decoder(nnx.Module):
         """
         annotations = annotations.swapaxes(0, 1)  # [B, S, 2 · encoder]
         if self.attention is None:
-            return Memory(annotations, None, lens, summary, None, "none")
-        return self.attention.remember(annotations, lens, summary)
+            raw = annotations.astype(self.config.compute_dtype)
+            return Encoded(Memory.of(raw, raw, score=None, valid_lens=lens), summary)
+        return Encoded(self.attention.remember(annotations, lens), summary)
 
-    def start(self, memory: Memory) -> State:
-        """The state before the first token, from the mean annotation: one query per sentence."""
-        counts = jnp.maximum(memory.lens, 1).astype(jnp.float32)
-        total = memory.annotations.astype(jnp.float32).sum(1, keepdims=True)
+    def for_hypotheses(self, encoded: Encoded) -> Encoded:
+        """The sentences with values that are projected already, for `step`.
+
+        A context is a weighted sum of annotations, and what the decoder makes of it is linear:
+        W Σ α a = Σ α W a. The right side is one product per annotation instead of one per
+        hypothesis and step, which pays as soon as there are several hypotheses.
+        """
+        if self.attention is None:
+            return encoded
+        kernels = [self.context.kernel[...], self.from_context.kernel[...]]
+        kernel = jnp.concatenate(kernels, axis=1).astype(self.config.compute_dtype)
+        values = multiply({"context": kernel}, "context", encoded.values)  # [B, S, gates · D + E]
+        values = values.astype(encoded.memory.value.dtype)[:, :, None]
+        return replace(encoded, memory=replace(encoded.memory, value=values), projected=True)
+
+    def start(self, encoded: Encoded, room: int | None = None) -> State:
+        """The state before the first token, from the mean annotation: one query per sentence.
+
+        Args:
+            encoded: of `remember`.
+            room: not used: the state has one size, whatever is written.
+        """
+        counts = jnp.maximum(encoded.lens, 1).astype(jnp.float32)
+        total = encoded.values.astype(jnp.float32).sum(1, keepdims=True)
         hidden = jnp.tanh(self.initial(total / counts[:, None, None]))  # [B, 1, decoder]
         cell = cell_named(self.config.cell)
         return tuple(cell.initial(hidden) for _ in self.recurrent_kernels)
 
     def __call__(
         self,
-        memory: Memory,
+        encoded: Encoded,
         embedded: Array,
         rng: Array | None = None,
         return_weights: bool = False,
@@ -116,7 +139,7 @@ class Decoder(nnx.Module):
         """Reads a whole target (teacher forcing).
 
         Args:
-            memory: of `remember`.
+            encoded: of `remember`.
             embedded: [T, B, embedding], the target one step behind.
             rng: for dropout between layers and before the vocabulary; None: none.
             return_weights: whether the weights are wanted.
@@ -127,19 +150,19 @@ class Decoder(nnx.Module):
         layers_rng, output_rng = streams(rng, 2)
         embedded = embedded[:, :, None]  # [T, B, 1, embedding]
         step = functools.partial(_step, cell_named(self.config.cell), return_weights)
-        shared = self._shared(memory, layers_rng)
-        x = self._inputs(memory, embedded)
-        _, found = unroll(step, self._kernels(), shared, self.start(memory), x)
+        shared = self._shared(encoded, layers_rng)
+        x = self._inputs(encoded, embedded)
+        _, found = unroll(step, self._kernels(), shared, self.start(encoded), x)
         hidden, context, weights = found
-        readout = self._readout(memory, hidden, embedded, context)[:, :, 0]
+        readout = self._readout(encoded, hidden, embedded, context)[:, :, 0]
         readout = drop(readout, self.config.output_dropout, output_rng)
         return readout, None if weights is None else weights[:, :, 0]
 
-    def step(self, memory: Memory, state: State, embedded: Array) -> tuple[State, Array, Array]:
+    def step(self, encoded: Encoded, state: State, embedded: Array) -> tuple[State, Array, Array]:
         """One token further, for T hypotheses per sentence.
 
         Args:
-            memory: of `remember`.
+            encoded: of `remember` or `for_hypotheses`.
             state: [B, T, decoder] for each layer.
             embedded: [B, T, embedding], the previous token.
 
@@ -147,16 +170,17 @@ class Decoder(nnx.Module):
             The state, the readouts [B, T, embedding], and the weights [B, T, S].
         """
         times = functools.partial(multiply, self._kernels())
-        cell, shared = cell_named(self.config.cell), self._shared(memory, None)
-        x = self._inputs(memory, embedded)
+        cell, shared = cell_named(self.config.cell), self._shared(encoded, None)
+        x = self._inputs(encoded, embedded)
         state, (hidden, context, weights) = _step(cell, True, times, shared, state, x)
-        return state, self._readout(memory, hidden, embedded, context), cast(Array, weights)
+        readout = self._readout(encoded, hidden, embedded, context)
+        return state, readout, cast(Array, weights)
 
-    def alone(self, memory: Memory, state: State, embedded: Array, which: Array) -> Array:
+    def alone(self, encoded: Encoded, state: State, embedded: Array, which: Array) -> Array:
         """The readouts if a single annotation were all of the context, for several of them.
 
         Args:
-            memory: of `remember`, of a decoder that attends.
+            encoded: of `remember`, of a decoder that attends.
             state: [B, 1, decoder] for each layer.
             embedded: [B, 1, embedding], the previous token.
             which: [B, C], their places.
@@ -166,22 +190,22 @@ class Decoder(nnx.Module):
         """
         times = functools.partial(multiply, self._kernels())
         cell, C = cell_named(self.config.cell), which.shape[1]
-        contexts = jnp.take_along_axis(memory.annotations, which[..., None], axis=1)
+        contexts = jnp.take_along_axis(encoded.values, which[..., None], axis=1)
         contexts = contexts.astype(jnp.float32)  # [B, C, 2 · encoder]
-        x, _ = self._inputs(memory, embedded)
-        shared = self._shared(memory, None)
+        x, _ = self._inputs(encoded, embedded)
+        shared = self._shared(encoded, None)
         state, x = _read(cell, times, shared, state, x)
         each, embedded = jax.tree.map(lambda part: jnp.repeat(part, C, axis=1), (state, embedded))
         states = _advance(cell, times, shared, each, x + times("context", contexts))
-        return self._readout(memory, cell.output(states[-1]), embedded, contexts)
+        return self._readout(encoded, cell.output(states[-1]), embedded, contexts)
 
-    def _inputs(self, memory: Memory, embedded: Array) -> tuple[Array, Array | None]:
+    def _inputs(self, encoded: Encoded, embedded: Array) -> tuple[Array, Array | None]:
         """All that no state enters: [..., B, T, embedding] -> the first layer's input
         [..., B, T, gates · decoder], and the token's part of the query [..., B, T, decoder].
         """
         x = self.input(embedded)
         if self.attention is None:  # the context is always the same, and so is its product
-            x = _add(x, self.context(memory.summary)[:, None])
+            x = _add(x, self.context(encoded.summary)[:, None])
         return x, None if self.query_token is None else self.query_token(embedded)
 
     def _kernels(self) -> dict[str, Array]:
@@ -196,13 +220,13 @@ class Decoder(nnx.Module):
         cast = {name: kernel[...].astype(dtype) for name, kernel in kernels.items()}
         return cast if self.attention is None else cast | self.attention.kernels()
 
-    def _shared(self, memory: Memory, rng: Array | None) -> Shared:
+    def _shared(self, encoded: Encoded, rng: Array | None) -> Shared:
         """What is the same at every step, the dropout of upper layers' inputs among it.
 
         A mask that changed from step to step would wipe out what the state remembers (Gal &
         Ghahramani 2016).
         """
-        B, rate = memory.lens.shape[0], self.config.layer_dropout
+        B, rate = encoded.lens.shape[0], self.config.layer_dropout
         ones = jnp.ones((B, 1, self.config.decoder), jnp.float32)
         rngs = streams(rng, len(self.upper))
         between = [
@@ -210,17 +234,17 @@ class Decoder(nnx.Module):
             for upper, rng in zip(self.upper, rngs, strict=True)
         ]
         two = self.context_recurrent_kernel is not None
-        return Shared(memory, between, self.context.bias[...] if two else None)
+        return Shared(encoded, between, self.context.bias[...] if two else None)
 
     def _readout(
-        self, memory: Memory, hidden: Array, embedded: Array, context: Array | None
+        self, encoded: Encoded, hidden: Array, embedded: Array, context: Array | None
     ) -> Array:
         """tanh(W_s s + W_y y + W_c c), [..., B, T, embedding]."""
         total = self.from_state(hidden) + self.from_embedding(embedded)
         if context is None:
-            total = _add(total, self.from_context(memory.summary)[:, None])
+            total = _add(total, self.from_context(encoded.summary)[:, None])
         else:
-            total = total + self.from_context(context)
+            total = total + (context if encoded.projected else self.from_context(context))
         return jnp.tanh(total)
 
 
@@ -228,16 +252,20 @@ def _step(
     cell: Cell, return_weights: bool, times: Times, shared: Shared, state: State, inputs: Any
 ) -> tuple[State, tuple[Array, Array | None, Array | None]]:
     """Looks, then advances every layer. Returns the state and (hidden, context, weights)."""
-    memory, (x, asked) = shared.memory, inputs
+    encoded, (x, asked) = shared.encoded, inputs
     context, weights = None, None
-    if memory.kind != "none":
+    if encoded.attends:
         state, x = _read(cell, times, shared, state, x)
         query = cell.output(state[-1] if shared.context_bias is None else state[0])
         query = query if asked is None else query + asked
-        context, weights = look(times, memory, query, return_weights)
-        x = x + times("context", context)
+        context, weights = look(times, encoded.memory, query, return_weights)
+        if encoded.projected:
+            into_cell, context = jnp.split(context, [x.shape[-1]], axis=-1)
+        else:
+            into_cell = times("context", context)
+        x = x + into_cell
     elif return_weights:  # it looks nowhere
-        B, S = memory.annotations.shape[:2]
+        B, S = encoded.values.shape[:2]
         weights = jnp.zeros((B, x.shape[1], S), jnp.float32)
     states = _advance(cell, times, shared, state, x)
     return states, (cell.output(states[-1]), context, weights)
@@ -269,17 +297,3 @@ def _advance(cell: Cell, times: Times, shared: Shared, state: State, x: Array) -
 def _add(total: Array, part: Array) -> Array:
     """total + part, which has fewer axes: the last ones."""
     return total + part.reshape((1,) * (total.ndim - part.ndim) + part.shape)
-
-
-def gather_hypotheses(state: State, parent: Array) -> State:
-    """The states of the hypotheses that live on: row b gets state[b, parent[b]].
-
-    Args:
-        state: [B, T, decoder] for each layer.
-        parent: [B, K] integers below T.
-    """
-
-    def pick(part: Array) -> Array:
-        return jnp.take_along_axis(part, parent[:, :, None], axis=1)  # [B, K, decoder]
-
-    return jax.tree.map(pick, state)

@@ -7,7 +7,7 @@ from flax import nnx
 from jax import Array
 from jax.nn import initializers
 
-from regard.seq2seq.model.attention import Memory
+from regard.seq2seq.model.attention import Encoded
 from regard.seq2seq.model.config import Config
 from regard.seq2seq.model.decoder import Decoder, State
 from regard.seq2seq.model.dropout import drop, streams
@@ -28,8 +28,8 @@ class Model(nnx.Module):
         >>> from regard.seq2seq.model.translation_model import Model
         >>> config = Config(20, 30, embedding=8, encoder=8, decoder=16)
         >>> model = Model(config, rngs=nnx.Rngs(0))
-        >>> memory = model.encode(jnp.array([[5, 6, 3, 0]]), jnp.array([3]))
-        >>> readout, weights = model.decode(memory, jnp.array([[2, 7]]), return_weights=True)
+        >>> encoded = model.encode(jnp.array([[5, 6, 3, 0]]), jnp.array([3]))
+        >>> readout, weights = model.decode(encoded, jnp.array([[2, 7]]), return_weights=True)
         >>> model.logits(readout).shape, weights.shape
         ((1, 2, 30), (1, 2, 4))
 
@@ -54,7 +54,7 @@ class Model(nnx.Module):
         self.encoder = Encoder(config, rngs=rngs)
         self.decoder = Decoder(config, rngs=rngs)
 
-    def encode(self, source: Array, source_lens: Array, rng: Array | None = None) -> Memory:
+    def encode(self, source: Array, source_lens: Array, rng: Array | None = None) -> Encoded:
         """Reads the source, [B, S] with lengths [B]; what comes back is all that decoding needs."""
         embedding_rng, encoder_rng = streams(rng, 2)
         table = self.target_embedding if self.config.tie == "all" else self.source_embedding
@@ -65,7 +65,7 @@ class Model(nnx.Module):
 
     def decode(
         self,
-        memory: Memory,
+        encoded: Encoded,
         target_in: Array,
         rng: Array | None = None,
         return_weights: bool = False,
@@ -73,7 +73,7 @@ class Model(nnx.Module):
         """Reads the target (teacher forcing).
 
         Args:
-            memory: of `encode`.
+            encoded: of `encode`.
             target_in: [B, T], the target one step behind: it starts with bos.
             rng: for dropout.
             return_weights: whether the attention's weights are wanted; training does without.
@@ -81,7 +81,7 @@ class Model(nnx.Module):
         Returns:
             The readouts [B, T, embedding], for `logits`; the weights [B, T, S] or None.
         """
-        readout, weights = self._decode(memory, target_in, rng, return_weights)
+        readout, weights = self._decode(encoded, target_in, rng, return_weights)
         return readout.swapaxes(0, 1), None if weights is None else weights.swapaxes(0, 1)
 
     def logits(self, readout: Array) -> Array:
@@ -111,8 +111,8 @@ class Model(nnx.Module):
             tokens. float32 scalars.
         """
         encode_rng, decode_rng = streams(rng, 2)
-        memory = self.encode(batch.source, batch.source_lens, encode_rng)
-        readout, _ = self._decode(memory, batch.target_in, decode_rng, False)
+        encoded = self.encode(batch.source, batch.source_lens, encode_rng)
+        readout, _ = self._decode(encoded, batch.target_in, decode_rng, False)
         T = readout.shape[0]
         steps = jnp.arange(T, dtype=batch.target_lens.dtype)[:, None]
         counts = steps < batch.target_lens[None, :]  # [T, B]
@@ -126,28 +126,37 @@ class Model(nnx.Module):
         )
         return loss, nll, counts.sum(dtype=jnp.float32)
 
-    def start(self, memory: Memory) -> State:
-        """The decoder's state before the first token."""
-        return self.decoder.start(memory)
+    def start(self, encoded: Encoded, room: int) -> State:
+        """The decoder's state before the first token.
 
-    def step(self, memory: Memory, state: State, tokens: Array) -> tuple[State, Array, Array]:
+        Args:
+            encoded: of `encode`.
+            room: how many tokens will be written at most.
+        """
+        return self.decoder.start(encoded, room)
+
+    def for_hypotheses(self, encoded: Encoded) -> Encoded:
+        """The same sentences for `step` with several hypotheses each, which it makes cheaper."""
+        return self.decoder.for_hypotheses(encoded)
+
+    def step(self, encoded: Encoded, state: State, tokens: Array) -> tuple[State, Array, Array]:
         """One token further, for T hypotheses per sentence: what search is made of.
 
         Args:
-            memory: of `encode`.
+            encoded: of `encode` or `for_hypotheses`.
             state: of `start` or of the previous step.
             tokens: [B, T], the previous token of each hypothesis.
 
         Returns:
             The state, the readouts [B, T, embedding], for `logits`, and the weights [B, T, S].
         """
-        return self.decoder.step(memory, state, _embed(self.target_embedding, tokens))
+        return self.decoder.step(encoded, state, _embed(self.target_embedding, tokens))
 
-    def alone(self, memory: Memory, state: State, tokens: Array, which: Array) -> Array:
+    def alone(self, encoded: Encoded, state: State, tokens: Array, which: Array) -> Array:
         """What would come next if a single source token were all there is to look at.
 
         Args:
-            memory: of `encode`, of a model that attends.
+            encoded: of `encode`, of a model that attends.
             state: of `start` or of `step`, for one hypothesis per sentence.
             tokens: [B, 1], the previous token.
             which: [B, C], the places of the source tokens that are tried.
@@ -156,7 +165,7 @@ class Model(nnx.Module):
             The logits [B, C, target_vocab].
         """
         embedded = _embed(self.target_embedding, tokens)
-        return self.logits(self.decoder.alone(memory, state, embedded, which))
+        return self.logits(self.decoder.alone(encoded, state, embedded, which))
 
     @property
     def output_kernel(self) -> Array:
@@ -165,13 +174,13 @@ class Model(nnx.Module):
         return table[...]
 
     def _decode(
-        self, memory: Memory, target_in: Array, rng: Array | None, return_weights: bool
+        self, encoded: Encoded, target_in: Array, rng: Array | None, return_weights: bool
     ) -> tuple[Array, Array | None]:
         """Time first: [T, B, embedding] and [T, B, S]."""
         embedding_rng, decoder_rng = streams(rng, 2)
         embedded = _embed(self.target_embedding, target_in.T)
         embedded = drop(embedded, self.config.target_dropout, embedding_rng)
-        return self.decoder(memory, embedded, decoder_rng, return_weights)
+        return self.decoder(encoded, embedded, decoder_rng, return_weights)
 
 
 def _embed(table: nnx.Param, tokens: Array) -> Array:

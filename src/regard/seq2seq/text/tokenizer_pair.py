@@ -9,6 +9,7 @@ from typing import Any
 from regard.atomic_file import write_atomically
 from regard.seq2seq.corpus.pair import Pair
 from regard.seq2seq.text.tokenizer import Tokenizer
+from regard.versioned_json import parse_versioned
 
 FILE = "tokenizer.json"
 FORMAT = "regard tokenizer"
@@ -89,20 +90,12 @@ class TokenizerPair:
         """
         path = Path(folder) / FILE
         try:
-            content = json.loads(path.read_bytes())
+            text = path.read_bytes()
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"a model's folder has a file {FILE}, and {path.parent} has none."
             ) from None
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is damaged: it is not JSON ({error}).") from None
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError(f"{path} is not a tokenizer of regard: its format is not {FORMAT!r}.")
-        if content.get("version") != VERSION:
-            raise ValueError(
-                f"{path} is of version {content.get('version')!r}, and this regard reads version "
-                f"{VERSION}. Fix: the regard that trained the model, or a newer one."
-            )
+        content = parse_versioned(text, str(path), FORMAT, VERSION)
         try:
             source = _from_json(content["source"])
             if content["target"] == "same as source":

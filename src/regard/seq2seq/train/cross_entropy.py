@@ -18,6 +18,8 @@ _AT_ONCE_ELSEWHERE = 1 << 28
 # Rows of the small chunks, for what the large ones leave; theirs are a multiple of it.
 SMALL = 64
 
+Operands = tuple[Array, Array, Array, Array, Array]  # readout, kernel, bias, labels, counts
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def cross_entropy(
@@ -46,14 +48,14 @@ def cross_entropy(
         counts: [N] bool, which tokens count; the readouts of the others have no effect.
         smoothing: ε.
     """
-    return _in_chunks(readout, kernel, bias, labels, counts, smoothing, False)[0]
+    return _in_chunks((readout, kernel, bias, labels, counts), smoothing, False)[0]
 
 
 def _forward(
     readout: Array, kernel: Array, bias: Array, labels: Array, counts: Array, smoothing: float
 ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
     # The gradient is linear in the loss's cotangent, a scalar, so it can be computed here.
-    return _in_chunks(readout, kernel, bias, labels, counts, smoothing, True)
+    return _in_chunks((readout, kernel, bias, labels, counts), smoothing, True)
 
 
 def _backward(
@@ -66,22 +68,15 @@ def _backward(
 cross_entropy.defvjp(_forward, _backward)
 
 
-def _in_chunks(
-    readout: Array,
-    kernel: Array,
-    bias: Array,
-    labels: Array,
-    counts: Array,
-    smoothing: float,
-    with_gradients: bool,
-) -> tuple:
+def _in_chunks(operands: Operands, smoothing: float, with_gradients: bool) -> tuple:
     """The two sums and, on request, the gradients, one chunk of tokens at a time."""
+    readout, kernel, bias, labels, counts = operands
     N, E = readout.shape
     at_once = _AT_ONCE.get(jax.default_backend(), _AT_ONCE_ELSEWHERE)
     large = max(at_once // kernel.shape[0] // SMALL * SMALL, SMALL)
     part = functools.partial(_chunk, smoothing=smoothing, with_gradients=with_gradients)
     if large >= N:
-        loss, nll, gradients = part(readout, kernel, bias, labels, counts)
+        loss, nll, gradients = part(operands)
         return (loss, nll), _as(gradients, (readout, kernel, bias))
     # Tokens that count come first, so that the loop can stop after them.
     order = jnp.argsort(~counts, stable=True)
@@ -96,7 +91,7 @@ def _in_chunks(
         here = jax.lax.dynamic_slice_in_dim(rows, start, chunk)
         there = jax.lax.dynamic_slice_in_dim(labels, start, chunk)
         counted = start + jnp.arange(chunk, dtype=jnp.int32) < total
-        more_loss, more_nll, more = part(here, kernel, bias, there, counted)
+        more_loss, more_nll, more = part((here, kernel, bias, there, counted))
         if with_gradients:
             sums = (
                 jax.lax.dynamic_update_slice_in_dim(sums[0], more[0], start, 0),
@@ -129,15 +124,10 @@ def _as(arrays: tuple, like: tuple) -> tuple:
 
 
 def _chunk(
-    readout: Array,
-    kernel: Array,
-    bias: Array,
-    labels: Array,
-    counts: Array,
-    smoothing: float,
-    with_gradients: bool,
+    operands: Operands, smoothing: float, with_gradients: bool
 ) -> tuple[Array, Array, tuple]:
     """Loss, −log p and gradients of one chunk of tokens, [C, E]."""
+    readout, kernel, bias, labels, counts = operands
     V = kernel.shape[0]
     wide = accumulation_dtype(kernel.dtype)
     weight = counts.astype(wide)[:, None]  # [C, 1]

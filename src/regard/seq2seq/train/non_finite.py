@@ -56,8 +56,8 @@ def cause_of(model: Model, batch: Any, smoothing: float) -> str:
     if bad:
         return f"parameters are not finite: {bad}"
 
-    for name, array in zip(_PARTS, _parts(graph, params, batch), strict=True):
-        if not np.isfinite(np.asarray(array, np.float32)).all():
+    for name, arrays in zip(_PARTS, _parts(graph, params, batch), strict=True):
+        if not all(np.isfinite(np.asarray(a, np.float32)).all() for a in jax.tree.leaves(arrays)):
             return f"{name} are not finite; {_largest(params)}"
     value, grads = _loss_and_gradient(graph, smoothing, params, batch)
     if not np.isfinite(value):
@@ -83,10 +83,9 @@ _PARTS = (
 @functools.partial(jax.jit, static_argnums=0)
 def _parts(graph: Any, params: Any, batch: Any) -> tuple:
     model = nnx.merge(graph, params)
-    memory = model.encode(batch.source, batch.source_lens)
-    readout, _ = model.decode(memory, batch.target_in)
-    keys = 0.0 if memory.keys is None else memory.keys
-    return memory.annotations, keys, readout, model.logits(readout)
+    encoded = model.encode(batch.source, batch.source_lens)
+    readout, _ = model.decode(encoded, batch.target_in)
+    return encoded.values, encoded.keys, readout, model.logits(readout)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -1,0 +1,321 @@
+"""Where queries and keys stand in their text, and the scores that only look there.
+
+`attend` calls `Score.placed` once, with the positions of every query and key. A rotary score turns
+its inputs by them and is its inner score from there on; the others get them as columns beside the
+features, so that every tile of every backend has the positions of its own rows.
+"""
+
+import functools
+from dataclasses import dataclass, field, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from regard.placement import current_platform
+from regard.score.contract import (
+    Lift,
+    Score,
+    accumulation_dtype,
+    over_heads,
+    over_shares,
+    require_one_width,
+    with_heads,
+)
+from regard.score.dot import Dot
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The queries and keys of a call, [B, N, T, Hq] and [B, K, S, Hk], and where they stand.
+
+    Attributes:
+        at, held: int32 [B|1, 1, T] and [B|1, 1, S], the positions of queries and of keys.
+    """
+
+    query: Array
+    key: Array
+    at: Array
+    held: Array
+
+    @functools.cached_property
+    def query_columns(self) -> Array:
+        """The queries' positions `as_columns`, [B, N, T, C]."""
+        return as_columns(self.at, self.query)
+
+    @functools.cached_property
+    def key_columns(self) -> Array:
+        """The keys' positions `as_columns`, [B, K, S, C]."""
+        return as_columns(self.held, self.key)
+
+
+def default_positions(query_len: int, key_len: int) -> tuple[Array, Array]:
+    """int32 [T] and [S]: keys from 0 on; the last query stands where the last key does."""
+    at = jnp.arange(query_len, dtype=jnp.int32) + (key_len - query_len)
+    return at, jnp.arange(key_len, dtype=jnp.int32)
+
+
+@jax.jit
+def as_columns(positions: Array, like: Array) -> Array:
+    """int32 [B|1, 1, T] -> [B, N, T, C] beside [B, N, T, D], in its dtype, exact up to 2²⁴.
+
+    One column; or three digits of 8 bits, where a dtype of 16 bits rounds larger integers.
+    """
+    digits = [positions]
+    if jnp.finfo(like.dtype).bits <= 16:
+        digits = [positions >> 16, (positions >> 8) & 255, positions & 255]
+    columns = jnp.stack(digits, axis=-1).astype(like.dtype)
+    return jnp.broadcast_to(columns, (*like.shape[:3], columns.shape[-1]))
+
+
+def from_columns(columns: Array) -> Array:
+    """The positions that `as_columns` wrote."""
+    digits = columns.astype(jnp.int32)
+    if columns.shape[-1] == 1:
+        return digits[..., 0]
+    return (digits[..., 0] << 16) + (digits[..., 1] << 8) + digits[..., 2]
+
+
+class Positional(Score):
+    """A score that is defined by positions: without any, those of `default_positions`."""
+
+    sums_over_shares = True
+
+    def uses_positions(self) -> bool:
+        return True
+
+    def scores(self, query: Array, key: Array) -> Array:
+        at, held = (one[None, None] for one in default_positions(query.shape[-2], key.shape[-2]))
+        shape = (1,) * (4 - query.ndim)  # placed on four axes: [B, N, T, Hq]
+        four = (query.reshape(shape + query.shape), key.reshape(shape + key.shape))
+        score, *placed = self.placed(*four, Placement(*four, at, held))
+        found = score.scores(*placed)
+        return found.reshape(*found.shape[4 - query.ndim :])
+
+
+# ---------------------------------------------------------------------------------------------
+# Rotary.
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rotary(Positional):
+    """Rotary positions: the inner score of queries and keys turned by their positions.
+
+    Pairs of numbers of q and k are turned by the angle p·θ_i, with p the position and
+    θ_i = base^(-2i/R), i = 0 … R/2 - 1. A dot product of turned vectors depends on the distance of
+    their positions only (Su et al. 2021, section 3.4.2). Queries and keys are turned once, before
+    any kernel, so that `Rotary(Dot())` runs wherever `Dot()` does; a `Memory` stores turned keys.
+
+    Lift: that of the inner score (tests/score/test_positions.py).
+
+    Example:
+        >>> import jax.numpy as jnp, regard
+        >>> x = jnp.ones((3, 2))
+        >>> a = regard.scores(x, x, score=regard.Rotary(regard.Dot(1.0)))
+        >>> a[0].round(1).tolist()  # 2 cos(distance)
+        [2.0, 1.1..., -0.8...]
+
+    Args:
+        inner: any score of queries and keys of one width D.
+        base: of the angles' geometric series.
+        fraction: of the D numbers that is turned, R = fraction · D, an even number; the others
+            are left alone.
+        interleaved: pairs are neighbors, (0, 1), (2, 3), …, as in the paper and GPT-J; False:
+            (0, R/2), (1, R/2 + 1), …, as in GPT-NeoX, Llama and Gemma.
+    """
+
+    inner: Score = Dot()  # noqa: RUF009 (frozen)
+    base: float = field(default=10_000.0, metadata=dict(static=True))
+    fraction: float = field(default=1.0, metadata=dict(static=True))
+    interleaved: bool = field(default=False, metadata=dict(static=True))
+    keys_turned: bool = field(default=False, metadata=dict(static=True))  # in a Memory
+
+    def label(self) -> str:
+        return f"Rotary({self.inner.label()})"
+
+    def placed(self, query: Array, key: Array, at: Placement) -> tuple[Score, Array, Array]:
+        query = self.turned(query, at.at)
+        key = key if self.keys_turned else self.turned(key, at.held)
+        return self.inner.placed(query, key, at)
+
+    def prepared(self, key: Array, positions: Array) -> tuple[Score, Array]:
+        """Keys turned by their positions, for the inner score."""
+        inner, stored = self.inner.prepared(self.turned(key, positions), positions)
+        return replace(self, inner=inner, keys_turned=True), stored
+
+    def turned(self, rows: Array, positions: Array) -> Array:
+        """[B, N, T, D] and int32 [B|1, 1, T] -> [B, N, T, D], in the rows' dtype."""
+        width = self._turned_width(rows.shape[-1])
+        return _turned(rows, positions, width, self.base, self.interleaved)
+
+    def check(self, query_width: int, key_width: int) -> None:
+        self._turned_width(query_width)
+        if not self.keys_turned:
+            require_one_width("Rotary", query_width, key_width)
+        self.inner.check(query_width, key_width)
+
+    def __post_init__(self) -> None:
+        if not (0 < self.fraction <= 1 and self.base > 0):
+            raise ValueError(
+                "Rotary needs 0 < fraction <= 1 and base > 0. Got "
+                f"fraction={self.fraction!r}, base={self.base!r}."
+            )
+
+    def head_axes(self) -> dict[str, tuple[int, ...]]:
+        return {f"inner.{name}": shape for name, shape in self.inner.head_axes().items()}
+
+    def tile_width(self, query_width: int) -> int:
+        return self.inner.tile_width(query_width)
+
+    def _turned_width(self, width: int) -> int:
+        turned = self.fraction * width
+        if turned != round(turned) or round(turned) % 2:
+            fix = "an even width" if self.fraction == 1 else "another fraction"
+            raise ValueError(
+                "Rotary turns pairs of numbers: fraction times the width must be an even number. "
+                f"Got fraction {self.fraction} of width {width}. Fix: {fix}."
+            )
+        return round(turned)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _turned(rows: Array, positions: Array, width: int, base: float, interleaved: bool) -> Array:
+    """The first `width` numbers of each row turned in pairs."""
+    wide = accumulation_dtype(rows.dtype)
+    angle = _angles(positions, width, base, wide)  # [B|1, 1, T, R/2]
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    part, rest = rows[..., :width].astype(wide), rows[..., width:]
+    if interleaved:
+        first, second = part[..., ::2], part[..., 1::2]
+    else:
+        first, second = part[..., : width // 2], part[..., width // 2 :]
+    turned = [first * cos - second * sin, first * sin + second * cos]
+    if interleaved:
+        both = jnp.stack(turned, axis=-1).reshape(part.shape)
+    else:
+        both = jnp.concatenate(turned, axis=-1)
+    return jnp.concatenate([both.astype(rows.dtype), rest], axis=-1)
+
+
+def _angles(positions: Array, width: int, base: float, dtype: jnp.dtype) -> Array:
+    """p · base^(-2i / R), [..., R/2], less whole turns.
+
+    A float32 product of a position near 10⁵ is off by 0.01. So the position is split, and the
+    angle of its upper part is known less whole turns: off by 10⁻⁴.
+    """
+    step = base ** (-2.0 * np.arange(width // 2) / max(width, 1))
+    large = np.remainder(1024 * step + np.pi, 2 * np.pi) - np.pi  # of 1,024 positions
+    upper, lower = positions >> 10, positions & 1023
+    parts = ((upper, large), (lower, step))
+    angles = [
+        one[..., None].astype(dtype) * jnp.asarray(rate, dtype).reshape(*(1,) * one.ndim, -1)
+        for one, rate in parts
+    ]
+    return angles[0] + angles[1]
+
+
+# ---------------------------------------------------------------------------------------------
+# ALiBi.
+
+# One rounding of float32; what the constant of a lift may move a score by, see `AlibiAt.lift`.
+_ROUNDING = 2.0**-25
+_LIFT_LIMITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-13}
+_ON_CPU = 1e-6  # there, exact tiles are as fast
+
+
+def alibi_slopes(heads: int) -> np.ndarray:
+    """The paper's slopes, (N,): 2^(-8i/N) for i = 1 … N, where N is a power of two; else those of
+    the power of two below, and every second one of the power above.
+
+    Example:
+        >>> alibi_slopes(4).tolist()
+        [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    below = 1 << (max(heads, 1).bit_length() - 1)
+    slopes = 2.0 ** (-8.0 * np.arange(1, below + 1) / below)
+    if below < heads:
+        between = 2.0 ** (-4.0 * np.arange(1, 2 * below + 1, 2) / below)
+        slopes = np.concatenate([slopes, between[: heads - below]])
+    return slopes
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Alibi(Positional):
+    """Attention with linear biases: a = -m (i - j), of a query at i, a key at j and a head's m.
+
+    Press et al. 2022, section 3. Added to another score, `Dot() + Alibi()`, under causal order: a
+    key after its query would be favored. `two_sided=True`, a = -m |i - j|, is for the others.
+
+    Lift: exact (tests/score/test_positions.py): a constant per query and m (j - i_last) per key,
+    in float32, which rounds scores by up to m T 2⁻²⁵; taken where that is below the rounding of the
+    dtype. Two-sided ones have none, and are scored tile by tile.
+
+    Example:
+        >>> import jax.numpy as jnp, regard
+        >>> x = jnp.zeros((3, 4))
+        >>> score = regard.Dot() + regard.Alibi(0.5, two_sided=True)
+        >>> regard.scores(x, x, score=score).tolist()
+        [[0.0, -0.5, -1.0], [-0.5, 0.0, -0.5], [-1.0, -0.5, 0.0]]
+
+    Args:
+        slopes: m, a number, a scalar array (it may be learned), or (N,), one per head; None: the
+            paper's, `alibi_slopes(N)`.
+        two_sided: -m |i - j|, which also lowers keys after the query.
+    """
+
+    slopes: float | Array | None = None
+    two_sided: bool = field(default=False, metadata=dict(static=True))
+
+    def placed(self, query: Array, key: Array, at: Placement) -> tuple[Score, Array, Array]:
+        slopes = self.slopes
+        if slopes is None:
+            slopes = jnp.asarray(alibi_slopes(query.shape[1]), accumulation_dtype(query.dtype))
+        return AlibiAt(slopes, self.two_sided), at.query_columns, at.key_columns
+
+    def prepared(self, key: Array, positions: Array) -> tuple[Score, Array]:
+        return self, key[..., :0]  # a memory knows the positions of its keys
+
+    def head_axes(self) -> dict[str, tuple[int, ...]]:
+        return with_heads(0, slopes=self.slopes)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AlibiAt(Score):
+    """`Alibi` of columns of positions."""
+
+    sums_over_shares = True
+
+    slopes: float | Array
+    two_sided: bool = field(default=False, metadata=dict(static=True))
+
+    def label(self) -> str:
+        return "Alibi(two_sided=True)" if self.two_sided else "Alibi"
+
+    def scores(self, query: Array, key: Array) -> Array:
+        distance = from_columns(key)[..., None, :] - from_columns(query)[..., :, None]
+        distance = -jnp.abs(distance) if self.two_sided else distance
+        slopes = over_heads(self.slopes, query)
+        return slopes * distance.astype(slopes.dtype)
+
+    def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift | None:
+        limit = _LIFT_LIMITS.get(query.dtype.name, 1.0)
+        if query.dtype == jnp.float32 and current_platform(query, key) == "cpu":
+            limit = _ON_CPU
+        if self.two_sided or query.shape[-2] * _ROUNDING > limit:
+            return None
+        slopes = over_heads(self.slopes, query)[..., 0]  # [..., N|1, 1]
+        at, held = from_columns(query), from_columns(key)  # [..., N, T], [..., K, S]
+        last = over_shares("max", at[..., :1, :].max(-1, keepdims=True))
+        return Lift(
+            query[..., :0],
+            key[..., :0],
+            key_bias=slopes * (held - last).astype(slopes.dtype),
+            query_bias=slopes * (last - at).astype(slopes.dtype),
+        )
+
+    def head_axes(self) -> dict[str, tuple[int, ...]]:
+        return with_heads(0, slopes=self.slopes)
