@@ -11,6 +11,7 @@ import oracle
 import regard
 from cases import BACKENDS, REGIMES, Case
 from problem import as_arguments, assert_close, draw
+from regard.dropout import is_kept, key_words, row_words
 
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
 
@@ -101,6 +102,39 @@ def test_independent_across_batch_head_query_and_key():
     for axis in range(4):
         totals = keep.sum(axis=axis) / np.sqrt(keep.shape[axis] * 0.25)
         np.testing.assert_allclose(totals.var(), 1.0, atol=5 * np.sqrt(2 / totals.size))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_the_hash_equals_independent_coins(rate):
+    """Row sums, column sums, every pair of rows or columns, and rectangles: as wide as coins
+    make them, with no pair that echoes another. The twin without the first product fails.
+    """
+    n, seed = 1024, jnp.array([3, 141592653], jnp.uint32)
+    index = jnp.arange(n, dtype=jnp.int32)
+    rows = tuple(word[:, None] for word in row_words(seed, index))
+    keys = tuple(word[None, :] for word in key_words(seed, index))
+    assert _unlike_coins(np.asarray(is_kept(rows, keys, rate)), rate) is None
+    bits = (rows[0] ^ keys[0]) >= jnp.uint32(round(rate * 2**32))
+    assert _unlike_coins(np.asarray(bits), rate) is not None
+
+
+def _unlike_coins(kept, rate):
+    """What differs from independent coins, in words; None: nothing."""
+    coins = (kept - (1 - rate)) / np.sqrt(rate * (1 - rate))  # mean 0, variance 1
+    n = coins.shape[0]
+    if abs(coins.mean()) * n > 5:
+        return "the rate"
+    for name, side in (("rows", coins), ("columns", coins.T)):
+        if abs((side.sum(1) ** 2 / n).mean() - 1) > 5 * np.sqrt(2 / n):
+            return f"the sums of {name}"
+        pairs = (side @ side.T / np.sqrt(n))[np.triu_indices(n, 1)]
+        if abs((pairs**2).mean() - 1) > 0.02 or abs((pairs**4).mean() / 3 - 1) > 0.1:
+            return f"the correlations of {name}"
+        if abs(pairs).max() > 7:
+            return f"two {name}"
+    near = coins[:-1] * coins[1:]
+    rectangles = near[:, :-1] * near[:, 1:]
+    return "rectangles" if abs(rectangles.mean()) * n > 5 else None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -323,4 +323,4 @@ def test_jit_knows_what_is_static_about_a_mask():
 
     seen = []
     facts(Mask.causal(), jnp.ones(2, int))
-    assert seen[0] == ("per example", (None, 0, "start"), False, False)
+    assert seen[0] == ("per example", (None, 0, "start"), False, False, False)

@@ -54,13 +54,40 @@ def keep_scale(
         row: int32, (batch · N + head) · T + query; broadcasts against `key`.
         key: int32, the key's index.
     """
-    bits = threefry(seed, row.astype(jnp.uint32), key.astype(jnp.uint32))
-    # 24 bits are exact in float32, so that every backend compares the same number.
-    uniform = (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
-    return jnp.where(uniform >= rate, 1.0 / (1.0 - rate), 0.0).astype(dtype)
+    keep = is_kept(row_words(seed, row), key_words(seed, key), rate)
+    return jnp.where(keep, 1.0 / (1.0 - rate), 0.0).astype(dtype)
 
 
-def threefry(seed: Array | tuple[Array, Array], first: Array, second: Array) -> Array:
+# A pair is hashed in two steps. The first is expensive and made once per row and once per key; the
+# second is seven integer instructions per pair, which a GPU can hide under its matrix products.
+
+Words = tuple[Array, Array]
+
+
+def row_words(seed: Array | Words, row: Array) -> Words:
+    """Two uint32 words for each row."""
+    return threefry(seed, row.astype(jnp.uint32), jnp.uint32(0))
+
+
+def key_words(seed: Array | Words, key: Array) -> Words:
+    """Two uint32 words for each key; the second is odd, a factor that has an inverse."""
+    first, second = threefry(seed, key.astype(jnp.uint32), jnp.uint32(1))
+    return first, second | jnp.uint32(1)
+
+
+def is_kept(rows: Words, keys: Words, rate: float) -> Array:
+    """Whether each weight is kept: rows broadcast against keys.
+
+    The hash is two products of 32 bits with a shift between them, so that the highest bits, which
+    decide, depend on all 128 bits of the words. tests/test_dropout.py compares it with
+    independent coins: rows, columns, pairs of them and rectangles.
+    """
+    bits = (rows[0] ^ keys[0]) * keys[1]
+    bits = (bits ^ (bits >> 15) ^ rows[1]) * jnp.uint32(0x2C1B3C6D)
+    return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
+def threefry(seed: Array | Words, first: Array, second: Array) -> Words:
     """Threefry-2x32 with 13 rounds, the fewest that pass BigCrush (Salmon et al. 2011)."""
     keys = (seed[0], seed[1], seed[0] ^ seed[1] ^ jnp.uint32(0x1BD11BDA))
     x, y = first + keys[0], second + keys[1]
@@ -72,4 +99,4 @@ def threefry(seed: Array | tuple[Array, Array], first: Array, second: Array) -> 
             group = step // 4 + 1
             x = x + keys[group % 3]
             y = y + keys[(group + 1) % 3] + jnp.uint32(group)
-    return x
+    return x, y

@@ -18,7 +18,7 @@ from regard.mask import Mask, MaskFacts, resolve
 from regard.memory import Memory, recall
 from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of
-from regard.pool.backend import Problem, Request
+from regard.pool.backend import BiasFacts, Problem, Request
 from regard.pool.sequence_axis import SequenceAxis
 from regard.score.contract import Score, promote, require_pytree
 from regard.score.dot import Dot
@@ -118,7 +118,7 @@ def prepare(
         dtype,
         dropout=seed is not None,
         value_dtype=None if value is None else value.dtype,
-        bias=bias is not None,
+        bias=None if bias is None else BiasFacts(bias.shape, bias.dtype),
         mask=cast(MaskFacts, allowed.facts),
         device=device,
         sequence=sequence,

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import regard
@@ -12,7 +13,7 @@ from cases import Manhattan
 from regard import Mask, placement
 from regard.mask import resolve
 from regard.placement import Device, device_of
-from regard.pool.backend import Request
+from regard.pool.backend import BiasFacts, Request
 from regard.pool.choose import REGISTRY, choose
 from regard.score.additive import lift_anywhere
 from regard.shapes import Axes
@@ -61,7 +62,7 @@ PICKED = {
     "lengths per query": (dict(lens=jnp.ones((2, 512), int)), "pallas"),
     "causal from the end": (dict(mask=Mask.causal(), axes=dict(T=256)), "pallas"),
     "boolean": (dict(mask=jnp.ones((512, 512), bool)), "pallas"),
-    "bias": (dict(bias=True), "blockwise"),
+    "bias": (dict(bias=BiasFacts((1, 1, 512, 512), np.dtype("float32"))), "pallas"),
     "float32": (FLOAT32, "pallas"),
     "gaussian": (dict(score=regard.Gaussian()), "pallas"),
     "exact additive": (dict(score=ADDITIVE), "pallas"),
@@ -83,11 +84,12 @@ def test_the_automatic_choice(name):
 
 @pytest.mark.usefixtures("hopper")
 def test_refusals_are_all_reported():
-    """Both GPU backends refuse a bias."""
-    choice = choose(ask(bias=True), None)
+    """Both GPU backends refuse float64."""
+    wide = dict.fromkeys(("dtype", "value_dtype"), jnp.dtype("float64"))
+    choice = choose(ask(**wide), None)
     assert choice.backend.name == "blockwise"
-    assert "bias" in choice.why_not()["cudnn"]
-    assert "bias" in choice.why_not()["pallas"]
+    assert "float64" in choice.why_not()["cudnn"]
+    assert "float64" in choice.why_not()["pallas"]
     assert choice.why_not()["reference"].startswith("could, but is preferred only for this: at mos")
 
 
@@ -102,7 +104,8 @@ def test_every_backend_states_a_preference_and_the_last_takes_everything():
     names = [rule.backend.name for rule in REGISTRY]
     assert len(set(names)) == len(names)
     assert all(rule.when and rule.measured for rule in REGISTRY)
-    hard = ask(normalize=regard.Hard(), bias=True, dropout=True)
+    bias = BiasFacts((1, 1, 1, 512), np.dtype("float32"))
+    hard = ask(normalize=regard.Hard(), bias=bias, dropout=True)
     assert REGISTRY[-1].prefers(hard)
     assert REGISTRY[-1].backend.refuses(hard) is None
 

@@ -20,7 +20,7 @@ from regard import Mask
 from regard.mask import resolve
 from regard.placement import Device
 from regard.pool import cudnn
-from regard.pool.backend import Request
+from regard.pool.backend import BiasFacts, Request
 from regard.pool.choose import named
 from regard.score.additive import lift_anywhere
 from regard.shapes import Axes
@@ -86,7 +86,18 @@ REFUSED = {
     ),
     "regime": (dict(normalize=regard.Sparsemax()), "has no regime but Softmax (got Sparsemax)"),
     "dropout": (dict(dropout=True), "draws its own random numbers for dropout"),
-    "bias": (dict(bias=True), "takes no bias= here"),
+    "bias of one head": (
+        dict(bias=BiasFacts((1, 1, 256, 256), np.dtype("bfloat16"))),
+        "takes a bias of shape [1, 4, 256, 256] only (got [1, 1, 256, 256])",
+    ),
+    "bias of float32": (
+        dict(bias=BiasFacts((1, 4, 256, 256), np.dtype("float32"))),
+        "takes a bias in the dtype of the query only (got float32)",
+    ),
+    "bias of an odd length": (
+        dict(bias=BiasFacts((1, 4, 255, 256), np.dtype("bfloat16")), axes=dict(T=255)),
+        "has no gradient of a bias for odd lengths (T = 255, S = 256)",
+    ),
     "lengths per query": (
         dict(lens=jnp.ones((2, 256), int)),
         "takes valid lengths per example, not per query",
@@ -185,13 +196,13 @@ def test_everything_that_is_lacking_comes_back():
         ask(
             device=Device("cpu"),
             value_dtype=jnp.dtype("float32"),
-            bias=True,
+            bias=BiasFacts((1, 1, 256, 256), np.dtype("bfloat16")),
             dropout=True,
             mask=Mask.boolean(jnp.ones((256, 256), bool)),
             score=regard.Gaussian(),
         )
     )
-    assert len(text.split("; ")) == 6
+    assert len(text.split("; ")) == 7
 
 
 def test_without_cudnn_jax_refuses():

@@ -90,6 +90,16 @@ CASES = (
         for N, K in ((4, 1), (3, 3), (None, None))
     ]
     + [Case(mask="one length", dtype="bfloat16", sizes=Sizes(B=None, N=None, K=None, V=8))]
+    # A bias, one for all examples, with its gradient.
+    + [
+        Case(mask=mask, dtype=dtype, bias=(1, 4, T, T), sizes=Sizes(T=T, S=T, N=4, K=4, V=8))
+        for mask, T, dtype in (
+            ("none", 128, "bfloat16"),
+            ("causal", 128, "float16"),
+            ("causal and lengths", 24, "bfloat16"),
+            ("none", 38, "bfloat16"),
+        )
+    ]
     # One of a kind.
     + [
         Case(mask=mask, dtype="bfloat16", sizes=RAGGED._replace(T=1))

@@ -36,12 +36,7 @@ from regard.pool.kernels import padding
 from regard.pool.pallas import HOPPER, MOSAIC_SINCE, interpreted
 from regard.score.contract import Lift, inner_products
 
-# JAX 0.11 says so of every kernel that it lowers through Triton.
-pytestmark = [
-    pytest.mark.sampled(2),
-    pytest.mark.usefixtures("quick_compilation"),
-    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
-]
+pytestmark = [pytest.mark.sampled(2), pytest.mark.usefixtures("quick_compilation")]
 
 WORST = "causal window and lengths per query"
 TRITON, MOSAIC = "__gpu$xla.gpu.triton", "mosaic_gpu"
@@ -121,6 +116,24 @@ def far_data_take_the_definition(problem):
 # ---------------------------------------------------------------------------------------------
 # Anywhere: in interpret mode.
 
+# Soft caps, sinks and biases of every kind of shape, with narrow features, wide ones and tanh.
+TERMS = [
+    Case(softcap=1.5),
+    Case(softcap=0.7, dtype="bfloat16", score="gaussian", mask="causal and lengths"),
+    Case(softcap=0.7, score="gaussian per head"),  # a constant per query that the cap can see
+    Case(bias=(19, 37), mask="causal and lengths"),
+    Case(bias=(2, 4, 19, 37), dtype="bfloat16", mask="everything"),
+    Case(bias=(4, 1, 37), softcap=1.0, dtype="bfloat16", mask="segments"),
+    Case(bias=(2, 1, 19, 1), sink=True, softcap=2.0),
+    Case(bias=(4, 19, 37), softcap=0.7, score="additive, exact"),
+    Case(bias=(1, 1, 19, 37), score="additive", dtype="bfloat16"),
+    Case(sink=True, dtype="bfloat16", mask="no keys at all"),
+    # Values wider than a kernel pools at a time.
+    Case(sizes=Sizes(B=1, N=2, K=1, V=300), mask="causal"),
+    Case(sizes=Sizes(B=1, N=2, K=1, V=530), dtype="bfloat16", mask="one length", sink=True),
+    Case(sizes=Sizes(B=1, N=1, K=1, V=257), mask="causal", score="additive, exact"),
+]
+
 INTERPRETED = (
     [Case(mask=mask) for mask in MASKS]
     + [Case(score=score) for score in (*EXACT_LIFTS, *SERIES[:2], "additive, exact")]
@@ -137,6 +150,7 @@ INTERPRETED = (
         for mask, K in (("causal", 1), ("window to the left", 2), ("lengths per example", 1))
     ]
     + [Case(score="additive of 16 units", dtype="bfloat16")]
+    + TERMS
     # More queries than keys: aligned at the end, the first queries see nothing.
     + [Case(mask="causal", sizes=Sizes(T=23, S=11))]
     + [
@@ -274,6 +288,7 @@ ON_A_GPU = (
         for mask in ("one length", "segments", "boolean", "lengths per query")
     ]
     + LONG
+    + TERMS
 )
 
 
@@ -332,7 +347,7 @@ def test_none_picks_pallas(T, S, mask, dtype):
     """Without a name: float32, and lengths per query, which cuDNN does not take."""
     normal = functools.partial(jax.random.normal, jax.random.key(0), dtype=dtype)
     arrays = [normal((2, n, 2, 64)) for n in (T, S, S)]
-    lens = None if mask else jnp.arange(2 * T).reshape(2, T) % S
+    lens = None if mask is not None else jnp.arange(2 * T).reshape(2, T) % S
     assert regard.explain(*arrays, valid_lens=lens, mask=mask).startswith("pallas runs: ")
     attend = jax.jit(functools.partial(regard.attend, mask=mask))
     assert kernels(attend.lower(*arrays, valid_lens=lens).compile().as_text())
@@ -675,8 +690,6 @@ def tensors(V=8, dtype=jnp.float32, value_dtype=None):
     [
         ({"dtype": jnp.float64}, {}, "the kernels take bfloat16, float16, float32, not float64"),
         ({"value_dtype": jnp.float64}, {}, "not float64"),
-        ({"V": 257}, {}, r"values wider than 256 \(here 257\)"),
-        ({}, {"bias": np.zeros((16, 16), np.float32)}, "no bias= per pair of query and key"),
         ({}, {"score": cases.Manhattan(np.ones(8, np.float32))}, "Manhattan has no lift"),
     ]
     + [
@@ -704,9 +717,10 @@ def test_refuses_a_gpu_that_is_too_old(monkeypatch):
 def test_another_backend_takes_what_is_refused():
     with interpreted():
         names = ["pallas", "blockwise"]
-        said = regard.explain(*tensors(V=257), implementation=names, verbose=True)
+        wide = tensors(dtype=jnp.float64)
+        said = regard.explain(*wide, implementation=names, verbose=True)
     assert said.startswith("blockwise runs: ")
-    assert "not pallas: values wider than 256" in said
+    assert "not pallas: the kernels take" in said
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.placement import vary_as
+from regard.placement import current_platform, vary_as
 from regard.shapes import Axes
 
 QUERY_BLOCK = 128  # queries whose pairs with all keys are held at once
+PAIRS = 1 << 27  # pairs of a block on a GPU, which never stores them; a loop's steps cost more
 
 
 class Band(NamedTuple):
@@ -34,12 +35,15 @@ class MaskFacts(NamedTuple):
         band: the intersection of all bands, positions counted from the first query and the first
             key. A bound that masks no pair is None, even where the caller wrote one.
         segments, boolean: whether there are any.
+        diagonal: segments under which every query attends to the key of its own index, as in
+            packed self-attention.
     """
 
     lens: str = "none"
     band: Band = Band(None, None, "start")
     segments: bool = False
     boolean: bool = False
+    diagonal: bool = False
 
 
 class LengthsAndBand(NamedTuple):
@@ -111,6 +115,8 @@ class Allowed:
                 if pairs is None
                 else jnp.broadcast_to(pairs.any(2), (*pairs.shape[:2], axes.S))
             )
+        if self._diagonal():
+            return None
         if self._conditions() > 1:
             return self._reduced_by_blocks(axes)[0]
         # That a causal mask leaves every key visible is known at trace time. Computed on the
@@ -133,6 +139,8 @@ class Allowed:
         if axes.symbolic():
             pairs = self.dense(axes)
             return None if pairs is None else pairs.any(3)
+        if self._diagonal():
+            return None
         if self._conditions() > 1 and axes.T > 0:
             return self._reduced_by_blocks(axes)[1]
         band = self._band_alone()
@@ -154,6 +162,9 @@ class Allowed:
             return None
         return self.facts.band
 
+    def _diagonal(self) -> bool:
+        return self.facts is not None and self.facts.diagonal
+
     def _conditions(self) -> int:
         ranges = self.start is not None or self.end is not None
         return ranges + len(self.segment_ids) + len(self.arrays)
@@ -164,7 +175,10 @@ class Allowed:
         Each condition may allow a key to some query while no query meets all of them, so every
         pair has to be looked at; a block of queries at a time, they are never held all at once.
         """
-        block = min(QUERY_BLOCK, axes.T)
+        block = QUERY_BLOCK
+        if current_platform(self) == "gpu":
+            block = max(block, PAIRS // max(axes.B * axes.S, 1))
+        block = min(block, axes.T)
         count = -(-axes.T // block)
 
         def rows(array: Array, axis: int, index: Array) -> Array:

@@ -36,6 +36,7 @@ class _Conditions(NamedTuple):
         starts, ends: int32 [B|1, N|1, T|1], keys starts <= s < ends, besides the band.
         band: aligned at the start.
         segment_ids, arrays: as in `Allowed`.
+        shared_ids: whether queries and keys are known to have the same ids.
     """
 
     starts: Array | None = None
@@ -43,6 +44,7 @@ class _Conditions(NamedTuple):
     band: Band = NO_BAND
     segment_ids: tuple[tuple[Array, Array], ...] = ()
     arrays: tuple[Array, ...] = ()
+    shared_ids: bool = False
 
     @classmethod
     def of(cls, mask: Mask, axes: Axes) -> "_Conditions":
@@ -55,6 +57,7 @@ class _Conditions(NamedTuple):
                 _as_one_band((found.band, other.band), axes),
                 found.segment_ids + other.segment_ids,
                 found.arrays + other.arrays,
+                found.shared_ids and not other.segment_ids,
             )
         return found
 
@@ -72,6 +75,7 @@ class _Conditions(NamedTuple):
             band,
             tuple(_canonical_ids(*ids, axes) for ids in mask.segment_ids),
             tuple(_canonical_array(array, axes) for array in mask.arrays),
+            len(mask.shared_ids) == len(mask.segment_ids) and all(mask.shared_ids),
         )
 
     @classmethod
@@ -128,7 +132,17 @@ class _Conditions(NamedTuple):
             kind = "per example" if self.ends.shape[1:] == (1, 1) else "per query"
         if axes.T == 1 and band.right is not None:  # for one query, the end of a band is a length
             kind, band = kind if kind != "none" else "per example", band._replace(right=None)
-        return MaskFacts(kind, band, bool(self.segment_ids), bool(self.arrays))
+        return MaskFacts(
+            kind, band, bool(self.segment_ids), bool(self.arrays), self._on_diagonal(axes)
+        )
+
+    def _on_diagonal(self, axes: Axes) -> bool:
+        """As `MaskFacts.diagonal`."""
+        left, right, _ = self.band
+        in_band = (left is None or left >= 0) and (right is None or right >= 0)
+        alone = self.starts is self.ends is None and not self.arrays
+        packed = bool(self.segment_ids) and self.shared_ids
+        return packed and alone and in_band and not axes.symbolic() and axes.T == axes.S
 
 
 def _reduced(function: Callable[[Array, Array], Array], *arrays: Array | None) -> Array | None:

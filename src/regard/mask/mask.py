@@ -50,6 +50,8 @@ class Mask:
     # ~(~a & ~b).
     excluded: "tuple[Mask, ...]" = ()
     bands: tuple[Band, ...] = field(default=(), metadata=dict(static=True))
+    # For each of segment_ids, whether queries and keys are known to have the same ids.
+    shared_ids: tuple[bool, ...] = field(default=(), metadata=dict(static=True))
 
     @classmethod
     def causal(cls, align: str = "end") -> "Mask":
@@ -117,7 +119,9 @@ class Mask:
             query_ids: integers, (T,) or (B, T).
             key_ids: integers, (S,) or (B, S); None, for self-attention, means query_ids.
         """
-        return cls(segment_ids=((query_ids, query_ids if key_ids is None else key_ids),))
+        shared = key_ids is None or key_ids is query_ids
+        ids = (query_ids, query_ids if key_ids is None else key_ids)
+        return cls(segment_ids=(ids,), shared_ids=(shared,))
 
     @classmethod
     def boolean(cls, array: Array) -> "Mask":
@@ -141,6 +145,7 @@ class Mask:
             self.arrays + mask.arrays,
             self.excluded + mask.excluded,
             self.bands + mask.bands,
+            self.shared_ids + mask.shared_ids,
         )
 
     def __or__(self, other: "Mask | Array") -> "Mask":

@@ -7,7 +7,7 @@ a call before any data) and then pools a `Problem` (the checked arrays). choose.
 import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -138,6 +138,13 @@ def _(forward_only: Pool, differentiable: Pool, primals: Any, tangents: Any) -> 
     return jax.jvp(differentiable, primals, tangents)
 
 
+class BiasFacts(NamedTuple):
+    """Shape, [B|1, N|1, T|1, S|1], and dtype of a bias."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
 @dataclass(frozen=True)
 class Request:
     """One call of attend, without its data.
@@ -157,7 +164,7 @@ class Request:
     dtype: np.dtype
     dropout: bool = False
     value_dtype: np.dtype | None = None
-    bias: bool = False
+    bias: BiasFacts | None = None
     mask: MaskFacts = field(default_factory=MaskFacts)
     device: Device = field(default_factory=device_of)
     sequence: SequenceAxis | None = None

@@ -7,7 +7,7 @@ would need a T×S array is refused, in words; choose.py then goes on to the next
 import contextlib
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import Any, NamedTuple, cast
 
@@ -71,7 +71,9 @@ class CuDNN(Backend):
         return "; ".join(lacks) or None
 
     def describe(self, request: Request) -> str:
-        return f"fused by cuDNN, memory linear in T and S; {_describe(request.mask)}"
+        biased = " and a bias" if request.bias else ""
+        how = f"{_describe(request.mask)}{biased}"
+        return f"fused by cuDNN, memory linear in T and S; {how}"
 
     def settings(self, request: Request) -> Settings:
         scale = request.score.static_scale(request.axes.query_width)
@@ -101,23 +103,83 @@ def _call(problem: Problem, scale: float | None, raw_queries: bool = False) -> t
         query, key = _features(problem)
     value = repeat_heads(value, key)
     mask = mask_arguments(problem.allowed, problem.axes, raw_queries)
-    operands = (query, key, value, mask.query_seq_lengths, mask.key_value_seq_lengths)
+    lengths = (mask.query_seq_lengths, mask.key_value_seq_lengths)
+    pool = functools.partial(
+        _dot_product_attention,
+        is_causal=mask.is_causal,
+        local_window_size=mask.local_window_size,
+        scale=1.0 if scale is None else scale,
+    )
+    if problem.bias is not None:
+        operands = (query, key, value, problem.bias, *lengths)
+        out = _pool_biased(pool, *vary_as(operands, operands))
+        return out.swapaxes(1, 2), jnp.array(True)
+    operands = (query, key, value, *lengths)
     operands = _mapped_together(vary_as(operands, operands))
     # The caller's layout, (B, T, N, D): a pair of transposes that XLA cancels.
     query, key, value = (_even(array.swapaxes(1, 2)) for array in operands[:3])
-    out = jax.nn.dot_product_attention(
+    out = pool(query, key, value, None, *operands[3:])
+    out = _pulled_back_with(out, query)[:, : problem.axes.T]
+    return out.swapaxes(1, 2), jnp.array(True)
+
+
+def _dot_product_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    query_lengths: Array | None,
+    key_lengths: Array | None,
+    **options: Any,
+) -> Array:
+    return jax.nn.dot_product_attention(
         query,
         key,
         value,
-        scale=1.0 if scale is None else scale,
-        is_causal=mask.is_causal,
-        local_window_size=mask.local_window_size,
-        query_seq_lengths=operands[3],
-        key_value_seq_lengths=operands[4],
+        bias,
+        query_seq_lengths=query_lengths,
+        key_value_seq_lengths=key_lengths,
         implementation="cudnn",
+        **options,
     )
-    out = _pulled_back_with(out, query)[:, : problem.axes.T]
-    return out.swapaxes(1, 2), jnp.array(True)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _pool_biased(pool: Callable[..., Array], *operands: Array | None) -> Array:
+    """[B, T, N, V]. Under vmap one call after the other: cuDNN sums the gradient of a bias over all
+    examples of a call.
+    """
+
+    def one(*operands: Array | None) -> Array:
+        return pool(*_callers(operands))
+
+    return jax.custom_batching.sequential_vmap(one)(*operands)
+
+
+def _callers(operands: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
+    """Query, key and value [B, N, T, D] in the caller's layout, as in `_call`."""
+    return (*(cast(Array, x).swapaxes(1, 2) for x in operands[:3]), *operands[3:])
+
+
+def _biased_forward(
+    pool: Callable[..., Array], *operands: Array | None
+) -> tuple[Array, tuple[Any, Any]]:
+    def one(*operands: Any) -> Any:
+        return jax.vjp(lambda *tensors: pool(*_callers((*tensors, *operands[4:]))), *operands[:4])
+
+    out, pull = jax.custom_batching.sequential_vmap(one)(*operands)
+    return out, (pull, operands[4:])
+
+
+def _biased_backward(
+    pool: Callable[..., Array], residuals: tuple[Any, Any], d_out: Array
+) -> tuple[Any, ...]:
+    pull, lengths = residuals
+    found = jax.custom_batching.sequential_vmap(lambda pull, d_out: pull(d_out))(pull, d_out)
+    return (*found, *(None for _ in lengths))
+
+
+_pool_biased.defvjp(_biased_forward, _biased_backward)
 
 
 def _even(rows: Array) -> Array:
@@ -196,8 +258,7 @@ def _lacks(request: Request) -> Iterator[str]:
         yield f"has no regime but Softmax (got {type(request.normalize).__name__})"
     if request.dropout:
         yield "draws its own random numbers for dropout, not the ones every other backend draws"
-    if request.bias:
-        yield "takes no bias= here"
+    yield from _bias_lacks(request)
     if request.softcap:
         yield "has no softcap="
     if request.lse:
@@ -210,6 +271,21 @@ def _lacks(request: Request) -> Iterator[str]:
         yield "has no gradient for one query and one key"
     if type(request.normalize) is Softmax:
         yield from _score_lacks(request)
+
+
+def _bias_lacks(request: Request) -> Iterator[str]:
+    if request.bias is None:
+        return
+    axes, (shape, dtype) = request.axes, request.bias
+    whole = (1, axes.N, axes.T, axes.S)
+    if shape != whole:  # before JAX 0.11, the gradient of others is silently zero
+        yield f"takes a bias of shape {list(whole)} only (got {list(shape)})"
+    if jnp.dtype(dtype) != jnp.dtype(request.dtype):
+        yield f"takes a bias in the dtype of the query only (got {jnp.dtype(dtype).name})"
+    if axes.T % 2 or axes.S % 2:
+        yield f"has no gradient of a bias for odd lengths (T = {axes.T}, S = {axes.S})"
+    if axes.K != axes.N:
+        yield f"takes a bias only where every head has its own keys (N = {axes.N}, K = {axes.K})"
 
 
 def _mask_lacks(mask: MaskFacts, axes: Axes) -> Iterator[str]:

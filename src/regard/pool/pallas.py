@@ -20,6 +20,7 @@ from regard.pool.backend import Backend, Problem, Request, zero_for_gradient
 from regard.pool.kernels.block_shapes import Blocks, current_blocks
 from regard.pool.score_plan import Pass, ScorePath, ScorePlan
 from regard.score.contract import Lift
+from regard.shapes import Axes
 
 AMPERE, HOPPER = (8, 0), (9, 0)
 MOSAIC_SINCE = (0, 11)  # the JAX whose Mosaic GPU lowering hopper.py is written for
@@ -85,15 +86,9 @@ class Pallas(Backend):
             )
         if not isinstance(request.normalize, Softmax):
             return f"the kernels know Softmax only, not {type(request.normalize).__name__}"
-        if request.softcap:
-            return "the kernels have no softcap="
-        if request.bias:
-            return "the kernels take no bias= per pair of query and key"
         for dtype in (request.dtype, request.value_dtype or request.dtype):
             if jnp.dtype(dtype).name not in _DTYPES:
                 return f"the kernels take {', '.join(_DTYPES)}, not {dtype}"
-        if axes.V > 256:
-            return f"values wider than 256 (here {axes.V})"
         if axes.empty() or request.score.tanh_vector() is not None:
             return None
         lift, name = request.lift, request.score.label()
@@ -132,7 +127,8 @@ def _pool_forward_only(problem: Problem, settings: Settings) -> tuple[Array, Arr
     from regard.pool.kernels.feature_pass import zeroes_values
 
     dtypes = problem.query.dtype, cast(Array, problem.value).dtype
-    if zeroes_values(settings.kernel, dtypes, problem.allowed, problem.seed):
+    plain = problem.softcap is None and problem.bias is None
+    if plain and zeroes_values(settings.kernel, dtypes, problem.allowed, problem.seed):
         return _pool(problem, settings, raw_values=True)
     return _pool(problem.with_zeroed_values(), settings)
 
@@ -151,22 +147,52 @@ def _prepare(
     problem: Problem, path: ScorePath, settings: Settings, raw_values: bool
 ) -> tuple[Pass, Any]:
     # Imported when first used: loading Pallas takes a tenth of `import regard`.
-    from regard.pool.kernels.feature_pass import FeatureOperands, FeaturePass
     from regard.pool.kernels.tanh_pass import TanhOperands, TanhPass
+    from regard.pool.kernels.wide_values import WIDEST, WideValues
 
     axes, value, dtype = problem.axes, cast(Array, problem.value), problem.query.dtype
     blocks, rate = settings.blocks, problem.dropout_rate
     if path.key_heads != axes.K:  # one score per head: no sharing
         value, axes = jnp.repeat(value, axes.N // axes.K, axis=1), replace(axes, K=axes.N)
+    found: tuple[Any, Any]
     if path.lift is None:
         score, x, y = cast(Any, path.scored)
-        exact = TanhPass(axes, dtype, rate, settings.kernel == "interpret", blocks)
-        return exact, TanhOperands(x, y, score, value)
-    lift: Lift = path.lift
-    query, scale = lift.query, 1.0
+        exact = TanhPass(axes, dtype, rate, settings.kernel == "interpret", blocks, problem.softcap)
+        found = exact, TanhOperands(x, y, score, value, problem.bias)
+    else:
+        found = _by_features(problem, path.lift, value, axes, settings, raw_values)
+    if axes.V > WIDEST:
+        found = WideValues(found[0]), found[1]
+    return found
+
+
+def _by_features(
+    problem: Problem, lift: Lift, value: Array, axes: Axes, settings: Settings, raw_values: bool
+) -> tuple[Pass, Any]:
+    from regard.pool.kernels.feature_pass import FeatureOperands, FeaturePass
+
+    query, scale, dtype = lift.query, 1.0, problem.query.dtype
     if settings.scale is not None:
         query, scale = problem.query, settings.scale
-    by_features = FeaturePass(axes, dtype, scale, rate, settings.kernel, blocks, raw_values)
-    # Both branches of lax.cond must return cotangents of the same structure.
-    raw = lift.raw_queries if lift.in_range is None else None
-    return by_features, FeatureOperands(lift.expansion, query, lift.key, lift.key_bias, value, raw)
+    static = FeaturePass(
+        axes,
+        dtype,
+        scale,
+        problem.dropout_rate,
+        settings.kernel,
+        settings.blocks,
+        raw_values,
+        problem.softcap,
+    )
+    operands = FeatureOperands(
+        lift.expansion,
+        query,
+        lift.key,
+        lift.key_bias,
+        value,
+        # Both branches of lax.cond must return cotangents of the same structure.
+        lift.raw_queries if lift.in_range is None else None,
+        None if problem.softcap is None else lift.query_bias,
+        problem.bias,
+    )
+    return static, operands

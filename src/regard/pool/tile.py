@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 
 def soft_cap(scores: Array, cap: float | None) -> Array:
@@ -86,8 +86,14 @@ def kernel_bounds(
     if at_least_one:
         low = jnp.minimum(low, columns - 1)
     high = jnp.maximum(high, low + int(at_least_one))
-    if segment_ids or masked:
+    if masked:
         full_low = full_high = low
+    elif segment_ids:
+        block = jnp.arange(columns, dtype=jnp.int32)[None, None, None, :]
+        whole = (full_low[..., None] <= block) & (block < full_high[..., None])
+        for query_ids, key_ids in segment_ids:
+            whole &= _segment_spans(query_ids[:, None], key_ids[:, None], rows, columns)[1]
+        full_low, full_high = _first_run(whole)
     full_low = jnp.clip(full_low, low, high)
     full_high = jnp.clip(full_high, full_low, high)
     parts = [low, full_low, full_high, high]
@@ -107,18 +113,34 @@ def _segment_hull(query_ids: Array, key_ids: Array, rows: int, columns: int) -> 
 
     [B|1, 1, T] and [B|1, 1, S] -> [B|1, 1, rows] each.
     """
+    meet, _ = _segment_spans(query_ids, key_ids, rows, columns)
+    block = jnp.arange(columns, dtype=jnp.int32)[None, None, None, :]
+    return jnp.where(meet, block, columns).min(-1), jnp.where(meet, block + 1, 0).max(-1)
+
+
+def _segment_spans(
+    query_ids: Array, key_ids: Array, rows: int, columns: int
+) -> tuple[Array, Array]:
+    """bool [B|1, 1, rows, columns] each: the tiles whose ids may meet, by least and greatest id,
+    and those that have one id only.
+    """
 
     def spans(ids: Array, blocks: int) -> tuple[Array, Array]:
         ids = ids.reshape(ids.shape[0], 1, blocks, -1)
         return ids.min(-1), ids.max(-1)
 
-    query_low, query_high = spans(query_ids, rows)
-    key_low, key_high = spans(key_ids, columns)
-    meet = (query_low[..., :, None] <= key_high[..., None, :]) & (
-        key_low[..., None, :] <= query_high[..., :, None]
-    )
-    block = jnp.arange(columns, dtype=jnp.int32)[None, None, None, :]
-    return jnp.where(meet, block, columns).min(-1), jnp.where(meet, block + 1, 0).max(-1)
+    query_low, query_high = (x[..., :, None] for x in spans(query_ids, rows))
+    key_low, key_high = (x[..., None, :] for x in spans(key_ids, columns))
+    meet = (query_low <= key_high) & (key_low <= query_high)
+    return meet, (query_low == key_high) & (key_low == query_high)
+
+
+def _first_run(whole: Array) -> tuple[Array, Array]:
+    """Where the first run of True along the last axis begins and ends, int32."""
+    count = whole.shape[-1]
+    block = jnp.arange(count, dtype=jnp.int32).reshape((1,) * (whole.ndim - 1) + (-1,))
+    first = jnp.where(whole, block, count).min(-1)
+    return first, jnp.where(whole | (block < first[..., None]), count, block).min(-1)
 
 
 def query_bounds(visits: Array, columns: int) -> Array:
@@ -137,19 +159,14 @@ def query_bounds(visits: Array, columns: int) -> Array:
 
 def query_visits(visits: Array, columns: int) -> Array:
     """[B|1, N|1, query blocks, 4] -> [B|1, N|1, key blocks, 4]: the query blocks that visit a key
-    block, and of those the longest run that needs no mask.
+    block, and of those the first run that needs no mask.
     """
-    rows = visits.shape[2]
     first, last = jnp.moveaxis(query_bounds(visits, columns), -1, 0)  # [.., columns]
-    block = jnp.arange(columns, dtype=jnp.int32)[None, None, None, :]
-    row = jnp.arange(rows, dtype=jnp.int32)[None, None, :, None]
-    whole = (visits[..., 1, None] <= block) & (block < visits[..., 2, None])  # [.., rows, columns]
-    before = lax.cummax(jnp.where(whole, -1, row), axis=2)  # the last that needs one, or -1
-    longest = jnp.argmax(row - before, axis=2, keepdims=True)  # where that run ends
-    begin = jnp.take_along_axis(before, longest, axis=2)[:, :, 0] + 1
-    end = longest[:, :, 0].astype(jnp.int32) + 1
-    full_first = jnp.clip(begin, first, last)
-    full_last = jnp.clip(end, full_first, last)
+    block = jnp.arange(columns, dtype=jnp.int32)[None, None, :, None]
+    begin, end = (visits[..., i][:, :, None, :] for i in (1, 2))
+    full_first, full_last = _first_run((begin <= block) & (block < end))  # [.., columns, rows]
+    full_first = jnp.clip(full_first, first, last)
+    full_last = jnp.clip(full_last, full_first, last)
     return jnp.stack([first, full_first, full_last, last], axis=-1).astype(jnp.int32)
 
 

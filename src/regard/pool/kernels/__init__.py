@@ -9,7 +9,13 @@ tanh_pass.py      the same pooling with tanh in registers; tanh_*.py are its par
 tile.py           one tile, and how a kernel is run; padding.py, block_shapes.py its arrays, sizes
 """
 
+import warnings
+
 from jax import Array
+
+# JAX 0.11 says so whenever it lowers a kernel through Triton. Whoever turns warnings into errors
+# could not use these kernels.
+warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
 
 
 def pool_features(phi: Array, psi: Array, value: Array, *, device: str = "hopper") -> Array:

@@ -8,7 +8,7 @@ features, where computing a tile is most of the work, d scores in memory and cuB
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -25,10 +25,27 @@ from regard.pool.kernels.tile import (
     d_softmax,
     d_weights,
     dot,
+    finish_scores,
     recomputed_weights,
     run_kernel,
 )
 from regard.pool.tile import query_visits
+
+
+class Cotangents(NamedTuple):
+    """With `tokens_first`, queries or keys before heads, as in the arrays.
+
+    Attributes:
+        phi: [B, N, T, R].
+        psi, value: per query head, [B, N, S, R] and [B, N, S, V].
+        query_bias, key_bias: [B, N, T] and, per query head, [B, N, S], float32; None: none.
+    """
+
+    phi: Array
+    psi: Array
+    value: Array
+    query_bias: Array | None
+    key_bias: Array | None
 
 
 def backward_narrow(
@@ -37,8 +54,8 @@ def backward_narrow(
     mask: KernelMask,
     blocks: tuple[Blocks, Blocks],
     dtype: Any,
-) -> tuple[Array, Array, Array, Array | None]:
-    """Cotangents of features, values and key bias.
+) -> Cotangents:
+    """Cotangents of features, values and biases.
 
     Args:
         static: sizes, and how scores are made.
@@ -47,18 +64,15 @@ def backward_narrow(
         blocks: of d keys, and of d queries.
         dtype: of d phi, and of d psi where it is not summed over query heads; d value's is
             that of the values.
-
-    Returns:
-        d phi [B, N, T, R]; and per query head d psi [B, N, S, R], d value [B, N, S, V] and d
-        key_bias [B, N, S] float32 or None. With `tokens_first`, queries or keys before heads, as
-        in the arrays.
     """
     of_keys, of_queries = (replace(static, blocks=one) for one in blocks)
     T, S = static.T, static.S
     bounds = query_visits(mask.bounds(of_keys.tile, T, S), S // blocks[0].keys)
     d_psi, d_value, *d_bias = _d_keys(of_keys, arrays | {"bounds": bounds}, dtype)
-    d_phi = _d_queries(of_queries, arrays | {"bounds": mask.bounds(of_queries.tile, T, S)}, dtype)
-    return d_phi, d_psi, d_value, d_bias[0] if d_bias else None
+    arrays = arrays | {"bounds": mask.bounds(of_queries.tile, T, S)}
+    d_phi, *d_query_bias = _d_queries(of_queries, arrays, dtype)
+    biases = (part[0] if part else None for part in (d_query_bias, d_bias))
+    return Cotangents(d_phi, d_psi, d_value, *biases)
 
 
 def _d_keys(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Array]:
@@ -75,12 +89,13 @@ def _d_keys(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Ar
             rows = pl.ds(iq * blocks.queries, blocks.queries)
             phi, d_out = (plt.load(named[name].at[rows, :]) for name in ("query", "d_out"))
             scores = score.of(psi, phi)
+            scores, slope = finish_scores(static, named, scores, rows, keys, flipped=True)
             weights = recomputed_weights(named, scores, rows, keys, flipped=True, masked=masked)
             kept, d_kept = d_weights(
                 static, named, weights, values, d_out, rows, keys, flipped=True
             )
             d_value = dot(kept.astype(d_out.dtype), d_out, (1, 0), static.precision)
-            d_scores = d_softmax(named, weights, d_kept, rows, flipped=True)
+            d_scores = d_softmax(named, weights, d_kept, slope, rows, flipped=True)
             d_psi = dot(d_scores.astype(phi.dtype), phi, (1, 0), score.precision)
             more = [d_psi, d_value]
             more += [d_scores.sum(axis=1)] if biased else []
@@ -90,6 +105,7 @@ def _d_keys(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Ar
         carry += [jnp.zeros((blocks.keys,), jnp.float32)] if biased else []
         d_psi, d_value, *d_bias = _visit_all(named, block, visit, carry)
         plt.store(outs[0].at[keys, :], (d_psi * (score.scale / LOG2_E)).astype(outs[0].dtype))
+        d_value = d_value if static.kept_scale == 1.0 else d_value * static.kept_scale
         plt.store(outs[1].at[keys, :], d_value.astype(outs[1].dtype))
         if biased:
             plt.store(outs[2].at[keys], d_bias[0])
@@ -104,33 +120,39 @@ def _d_keys(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Ar
     return run_kernel(static, kernel, arrays, static.S // blocks.keys, found, "regard_d_keys")
 
 
-def _d_queries(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> Array:
-    """d phi: a program keeps a block of queries."""
+def _d_queries(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Array]:
+    """d phi and, where there is one, d query bias: a program keeps a block of queries."""
     score, blocks = _score(static), static.blocks
+    biased = "query_bias" in arrays
     programs = static.T // blocks.queries
 
-    def kernel(named: dict[str, Any], out: Any) -> None:
+    def kernel(named: dict[str, Any], *outs: Any) -> None:
         block = programs - 1 - pl.program_id(0)  # under a causal mask the last have the most to do
         rows = pl.ds(block * blocks.queries, blocks.queries)
         phi, d_out = (plt.load(named[name].at[rows, :]) for name in ("query", "d_out"))
 
-        def visit(ik: Array, d_phi: Array, masked: bool) -> Array:
+        def visit(ik: Array, carry: list[Array], masked: bool) -> list[Array]:
             keys = pl.ds(ik * blocks.keys, blocks.keys)
             psi, values = (plt.load(named[name].at[keys, :]) for name in ("key", "value"))
             scores = score.of(phi, psi)
+            scores, slope = finish_scores(static, named, scores, rows, keys, flipped=False)
             weights = recomputed_weights(named, scores, rows, keys, flipped=False, masked=masked)
             _, d_kept = d_weights(static, named, weights, values, d_out, rows, keys, flipped=False)
-            d_scores = d_softmax(named, weights, d_kept, rows, flipped=False)
-            return d_phi + dot(d_scores.astype(psi.dtype), psi, (1, 0), score.precision)
+            d_scores = d_softmax(named, weights, d_kept, slope, rows, flipped=False)
+            more = [dot(d_scores.astype(psi.dtype), psi, (1, 0), score.precision)]
+            more += [d_scores.sum(axis=1)] if biased else []
+            return [sum_ + one for sum_, one in zip(carry, more, strict=True)]
 
-        d_phi = jnp.zeros((blocks.queries, score.width), jnp.float32)
-        d_phi = _visit_all(named, block, visit, d_phi)
-        plt.store(out.at[rows, :], (d_phi * (score.scale / LOG2_E)).astype(out.dtype))
+        carry = [jnp.zeros((blocks.queries, score.width), jnp.float32)]
+        carry += [jnp.zeros((blocks.queries,), jnp.float32)] if biased else []
+        d_phi, *d_bias = _visit_all(named, block, visit, carry)
+        plt.store(outs[0].at[rows, :], (d_phi * (score.scale / LOG2_E)).astype(outs[0].dtype))
+        if biased:
+            plt.store(outs[1].at[rows], d_bias[0])
 
-    [d_phi] = run_kernel(
-        static, kernel, arrays, programs, [((static.T, score.width), dtype)], "regard_d_queries"
-    )
-    return d_phi
+    found: list[tuple[tuple[int, ...], Any]] = [((static.T, score.width), dtype)]
+    found += [((static.T,), jnp.float32)] if biased else []
+    return run_kernel(static, kernel, arrays, programs, found, "regard_d_queries")
 
 
 def _visit_all(named: dict[str, Any], block: Array, visit: Callable, carry: Any) -> Any:
@@ -142,7 +164,7 @@ def _visit_all(named: dict[str, Any], block: Array, visit: Callable, carry: Any)
 
     if not needs_mask(named):
         return loop(low, high, carry, False)
-    if any(name in ("keys_taken", "table") or "ids" in name for name in named):
+    if any(name in ("keys_taken", "table") for name in named):
         return loop(low, high, carry, True)  # no tile is known to need no mask
     carry = loop(low, full_low, carry, True)
     carry = loop(full_low, full_high, carry, False)

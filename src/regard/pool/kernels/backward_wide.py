@@ -18,6 +18,7 @@ from regard.pool.kernels.tile import (
     d_softmax,
     d_weights,
     dot,
+    finish_scores,
     recomputed_weights,
     run_kernel,
     share_of,
@@ -28,7 +29,7 @@ class Cotangents(NamedTuple):
     """Of one stripe of queries.
 
     Attributes:
-        scores: [B, N, S, T], in natural units, in the dtype of products.
+        scores: [B, N, S, T], before a soft cap, in natural units, in the dtype of products.
         value: [B, N, S, V] float32, per query head.
         key_bias: [B, N, S] float32, in natural units.
     """
@@ -62,13 +63,14 @@ def d_scores(
             d_value, d_bias = carry
             rows = pl.ds(iq * blocks.queries, blocks.queries)
             scores = static.score.tile(named, rows, keys, flipped=True)
+            scores, slope = finish_scores(static, named, scores, rows, keys, flipped=True)
             weights = recomputed_weights(named, scores, rows, keys, flipped=True)
             d_out = plt.load(named["d_out"].at[rows, :])
             kept, d_kept = d_weights(
                 static, named, weights, values, d_out, rows, keys, flipped=True
             )
             d_value = d_value + dot(kept.astype(d_out.dtype), d_out, (1, 0), static.precision)
-            d_tile = d_softmax(named, weights, d_kept, rows, flipped=True)
+            d_tile = d_softmax(named, weights, d_kept, slope, rows, flipped=True)
             plt.store(scores_ref.at[keys, rows], d_tile.astype(scores_ref.dtype))
             return d_value, d_bias + d_tile.sum(axis=1)
 
@@ -84,7 +86,7 @@ def d_scores(
         lax.fori_loop(jnp.where(part == 0, 0, low), low, write_zeros, None)
         d_value, d_bias = lax.fori_loop(*share_of(part, parts, low, high), visit, carry)
         lax.fori_loop(high, jnp.where(part == parts - 1, query_blocks, high), write_zeros, None)
-        plt.store(value_ref.at[part, keys, :], d_value)
+        plt.store(value_ref.at[part, keys, :], d_value * static.kept_scale)
         plt.store(bias_ref.at[part, keys], d_bias)
 
     float32 = jnp.dtype(jnp.float32)

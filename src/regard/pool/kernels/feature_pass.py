@@ -6,6 +6,7 @@ and matrix products (cuBLAS) do the rest.
 """
 
 import functools
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.dropout import Draw, first_rows
+from regard.dropout import Draw
 from regard.mask import Allowed
-from regard.pool.kernels.backward_narrow import backward_narrow
+from regard.pool.kernels.backward_narrow import Cotangents, backward_narrow
 from regard.pool.kernels.backward_wide import d_scores
+from regard.pool.kernels.bias_gradient import bias_gradient
 from regard.pool.kernels.block_shapes import Blocks, pick_blocks
 from regard.pool.kernels.features import make_features
 from regard.pool.kernels.forward import forward
@@ -24,6 +26,8 @@ from regard.pool.kernels.padding import (
     KernelDerivatives,
     KernelMask,
     pad,
+    pad_bias,
+    pad_dropout,
     pad_mask,
     pad_results,
     round_up,
@@ -42,6 +46,8 @@ from regard.score.contract import (
 from regard.shapes import Axes
 
 NARROW = 128  # 16-bit features and values up to this width have backward_narrow.py
+# Of the gradient of a bias: a tile of sums stays in registers beside a tile of scores.
+BIAS_BLOCKS = {16: Blocks(64, 64, 64, 4, 2), 32: Blocks(32, 32, 32, 4, 1)}
 NARROW_TF32 = 64  # and float32 ones where products are in TF32: tiles take twice the memory
 
 
@@ -56,6 +62,8 @@ class FeatureOperands:
         key: [B, K, S, F].
         key_bias: [B, K, S]; None is zero.
         value: [B, K, S, V].
+        query_bias: [B, N, T], where a soft cap can see it; None is zero.
+        bias: [B|1, N|1, T|1, S|1]; None is zero.
         raw_queries: the lift's; hopper.py takes its query and bias. The gradients go by way of the
             others, so that its own cotangents are 0.
     """
@@ -66,6 +74,8 @@ class FeatureOperands:
     key_bias: Array | None
     value: Array
     raw_queries: RawQueries | None = None
+    query_bias: Array | None = None
+    bias: Array | None = None
 
     def width(self) -> int:
         """Of the features."""
@@ -74,9 +84,10 @@ class FeatureOperands:
 
 @dataclass(frozen=True)
 class FeaturePass(KernelDerivatives):
-    """Pooling with the scores scale · phi(q) · psi(k) + key_bias.
+    """Pooling with the scores scale · phi(q) · psi(k) + key_bias, soft cap, + bias.
 
     Attributes:
+        softcap: see `attend`.
         dtype: of the features.
         scale: positive.
         device: "hopper", "gpu" (Ampere and later) or "interpret" (a CPU, for tests).
@@ -92,14 +103,17 @@ class FeaturePass(KernelDerivatives):
     device: str
     forced: Blocks | None
     raw_values: bool = False
+    softcap: float | None = None
 
     def share(self, axes: Axes) -> "FeaturePass":
         return replace(self, axes=axes)
 
     def as_tiles(self, operands: FeatureOperands) -> Operands:
-        query, bias = operands.query.astype(jnp.float32) * self.scale, operands.key_bias
-        key = (operands.key, None if bias is None else bias[..., None])
-        return Operands(None, operands.expansion, (query, None), key, operands.value, None)
+        biases = (operands.query_bias, operands.key_bias)
+        of_query, of_key = (None if bias is None else bias[..., None] for bias in biases)
+        query = (operands.query.astype(jnp.float32) * self.scale, of_query)
+        key, bias = (operands.key, of_key), operands.bias
+        return Operands(None, operands.expansion, query, key, operands.value, bias)
 
     def forward(
         self,
@@ -113,7 +127,8 @@ class FeaturePass(KernelDerivatives):
             # Sines, times a weight that the lift has checked to be small enough: three bits more.
             # Not in the backward pass, where gradients may be too small for float16.
             dtype = jnp.dtype(jnp.float16)
-        if _fits_hopper(self.device, (dtype, operands.value.dtype), allowed, seed):
+        plain = self.softcap is None and operands.bias is None
+        if plain and _fits_hopper(self.device, (dtype, operands.value.dtype), allowed, seed):
             out, lse = self._on_hopper(dtype, operands, allowed)
         else:
             static, sizes = self._static(operands, "forward")
@@ -146,29 +161,41 @@ class FeaturePass(KernelDerivatives):
         arrays = self._arrays(static, *features, operands, mask, seed)
         arrays |= pad_results(static, results, operands.value.dtype)
         if narrow is not None:
-            d_phi, (d_psi, d_value, d_bias) = self._backward_narrow(static, arrays, mask, narrow)
+            found = self._backward_narrow(static, arrays, mask, narrow)
         else:
-            arrays["bounds"] = mask.bounds(static.tile, static.T, static.S)
-            d_phi, (d_psi, d_value, d_bias) = self._backward_wide(static, arrays)
+            bounds = mask.bounds(static.tile, static.T, static.S)
+            found = self._backward_wide(static, arrays | {"bounds": bounds})
         width = features[0].shape[-1]
-        d_expansion, d_query, d_key = pull((d_phi[..., :width], d_psi[..., :width]))
-        S, V = self.axes.S, self.axes.V
-        bias = operands.key_bias
+        d_expansion, d_query, d_key = pull((found.phi[..., :width], found.psi[..., :width]))
+        T, S, V = self.axes.T, self.axes.S, self.axes.V
+        bias, of_query = operands.key_bias, operands.query_bias
         return FeatureOperands(
             d_expansion,
             d_query,
             d_key,
-            None if bias is None else d_bias[:, :, :S].astype(bias.dtype),
-            d_value[:, :, :S, :V].astype(operands.value.dtype),
+            _cut(found.key_bias, S, bias),
+            found.value[:, :, :S, :V].astype(operands.value.dtype),
             jax.tree.map(jnp.zeros_like, operands.raw_queries),
+            _cut(found.query_bias, T, of_query),
+            self._d_bias(static, arrays, mask, operands.bias),
         )
 
-    def _backward_wide(
-        self, static: KernelPlan, arrays: dict[str, Array]
-    ) -> tuple[Array, tuple[Array, Array, Array]]:
-        """d phi [B, N, T, R]; and d psi [B, K, S, R], d value [B, K, S, V], d key_bias [B, K, S].
+    def _d_bias(
+        self, static: KernelPlan, arrays: dict[str, Array], mask: KernelMask, bias: Array | None
+    ) -> Array | None:
+        if bias is None:
+            return None
+        blocks = self.forced or BIAS_BLOCKS[8 * jnp.dtype(self.dtype).itemsize]
+        queries, keys = math.gcd(blocks.queries, static.T), math.gcd(blocks.keys, static.S)
+        blocks = replace(blocks, queries=queries, keys=keys)
+        static = replace(static, blocks=blocks, tokens_first=False)
+        bounds = mask.bounds(static.tile, static.T, static.S)
+        found = bias_gradient(static, arrays | {"bounds": bounds}, arrays["bias"].shape)
+        return found[tuple(slice(size) for size in bias.shape)].astype(bias.dtype)
 
-        Sums over stripes are in float32 and in a fixed order.
+    def _backward_wide(self, static: KernelPlan, arrays: dict[str, Array]) -> Cotangents:
+        """Of psi, value and key bias summed over a group's heads. Sums over stripes are in float32
+        and in a fixed order.
         """
         key, lead = arrays["key"], (static.B, static.K, static.group)
         rows = stripe_rows(self.axes, static.blocks.queries, static.S, self.dtype)
@@ -176,7 +203,7 @@ class FeaturePass(KernelDerivatives):
         assert isinstance(static.score, FeatureScore)
         exact = static.score.precision
 
-        def stripe(part: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Any]:
+        def stripe(part: KernelPlan, arrays: dict[str, Array]) -> tuple[list[Array], Any]:
             arrays.pop("visits")
             found = d_scores(part, arrays, self.dtype)
             tiles = found.scores.reshape(*lead, part.S, part.T)
@@ -184,10 +211,14 @@ class FeaturePass(KernelDerivatives):
             d_phi = self._product("bkgsq,bksr->bkgqr", tiles, key, self.dtype, exact)
             d_psi = self._product("bkgsq,bkgqr->bksr", tiles, query, sums, exact)
             d_value, d_bias = map(static.over_groups, found[1:])
-            return d_phi.reshape(static.B, static.N, part.T, -1), (d_psi, d_value, d_bias)
+            per_query = [d_phi.reshape(static.B, static.N, part.T, -1)]
+            if "query_bias" in arrays:
+                per_query.append(found.scores.sum(2, dtype=jnp.float32))
+            return per_query, (d_psi, d_value, d_bias)
 
-        d_phi, (d_psi, d_value, d_bias) = run_stripes(static, arrays, rows, stripe)
-        return d_phi, (d_psi.astype(self.dtype), d_value, d_bias)
+        (d_phi, *more), (d_psi, d_value, d_bias) = run_stripes(static, arrays, rows, stripe)
+        of_query = more[0] if more else None
+        return Cotangents(d_phi, d_psi.astype(self.dtype), d_value, of_query, d_bias)
 
     def _narrow_blocks(self, operands: FeatureOperands) -> tuple[Blocks, Blocks] | None:
         """Block shapes of d keys and d queries; None for wider features, and for products of
@@ -215,7 +246,7 @@ class FeaturePass(KernelDerivatives):
         arrays: dict[str, Array],
         mask: KernelMask,
         blocks: tuple[Blocks, Blocks],
-    ) -> tuple[Array, tuple[Array, Array, Any]]:
+    ) -> Cotangents:
         """As `_backward_wide`."""
 
         def callers(array: Array) -> Array:
@@ -225,12 +256,15 @@ class FeaturePass(KernelDerivatives):
         arrays = {
             name: callers(array) if name in OF_TOKENS else array for name, array in arrays.items()
         }
-        d_phi, d_psi, d_value, d_bias = backward_narrow(static, arrays, mask, blocks, self.dtype)
-
-        d_phi, d_psi, d_value = map(callers, (d_phi, d_psi, d_value))
-        d_psi, d_value = map(static.over_groups, (d_psi, d_value))
-        d_bias = None if d_bias is None else static.over_groups(d_bias)
-        return d_phi, (d_psi.astype(self.dtype), d_value, d_bias)
+        found = backward_narrow(static, arrays, mask, blocks, self.dtype)
+        d_bias = found.key_bias
+        return Cotangents(
+            callers(found.phi),
+            static.over_groups(callers(found.psi)).astype(self.dtype),
+            static.over_groups(callers(found.value)),
+            found.query_bias,
+            None if d_bias is None else static.over_groups(d_bias),
+        )
 
     def _product(
         self, subscripts: str, left: Array, right: Array, dtype: Any, precision: Any
@@ -324,6 +358,8 @@ class FeaturePass(KernelDerivatives):
             precision=matmul_precision(operands.value.dtype),
             interpret=self.device == "interpret",
             tokens_first=narrow is not None and operands.expansion is None,
+            softcap=self.softcap,
+            precise_cap=jnp.dtype(self.dtype).itemsize > 2,
         )
         return static, (T, S)
 
@@ -347,10 +383,18 @@ class FeaturePass(KernelDerivatives):
         )
         if operands.key_bias is not None:
             arrays["key_bias"] = pad(operands.key_bias.astype(jnp.float32) * LOG2_E, {2: S})
-        if seed is not None:
-            words = seed.words if isinstance(seed, Draw) else seed
-            arrays |= dict(seed=words, first_row=first_rows(seed, static.B, static.N, self.axes.T))
-        return arrays
+        if operands.query_bias is not None:
+            of_query = operands.query_bias.astype(jnp.float32) * LOG2_E
+            arrays["query_bias"] = pad(of_query, {2: static.T})
+        arrays |= pad_bias(operands.bias, static.T, S)
+        return arrays | pad_dropout(seed, self.axes, static.T, static.S)
+
+
+def _cut(found: Array | None, size: int, like: Array | None) -> Array | None:
+    """A cotangent [B, N, padded] of a number per token, as the operand is; None for none."""
+    if found is None or like is None:
+        return None
+    return found[:, :, :size].astype(like.dtype)
 
 
 def zeroes_values(

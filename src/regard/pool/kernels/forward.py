@@ -11,7 +11,14 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.pool.kernels.tile import KernelPlan, allowed_tile, dot, keep_tile, run_kernel
+from regard.pool.kernels.tile import (
+    KernelPlan,
+    allowed_tile,
+    dot,
+    finish_scores,
+    keep_tile,
+    run_kernel,
+)
 
 LOWEST = -1e30  # where the running maximum starts: finite, so that -inf - LOWEST is -inf
 
@@ -23,9 +30,10 @@ def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Array]
         static: sizes, blocks, and how scores are made.
         arrays: by name, each [B|1, N|K|1, ...]: what `static.score` reads; value [.., S, V];
             bounds [.., query blocks, 4] int32 (see pool/tile.py); and where there are any,
-            key_bias [.., S] float32 in units of log2; start, end [.., T]; query_ids0 [.., T] with
-            key_ids0 [.., S]; keys_taken [.., S] and table [.., T, S] int8; seed [2] uint32 with
-            first_row [.., 1] int32, the index of the head's first row in the whole.
+            key_bias [.., S] and, for a soft cap, query_bias [.., T] float32 in units of log2; bias
+            [.., T|1, S|1]; start, end [.., T]; query_ids0 [.., T] with
+            key_ids0 [.., S]; keys_taken [.., S] and table [.., T, S] int8; dropout's words, uint32
+            row0 and row1 [.., T], key0 and key1 [.., S].
 
     Returns:
         Output [B, N, T, V] in the value's dtype, and log2-sum-exp2 [B, N, T] float32.
@@ -40,8 +48,7 @@ def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Array]
             out, top, total = carry
             keys = pl.ds(ik * blocks.keys, blocks.keys)
             scores = static.score.tile(named, rows, keys, flipped=False)
-            if "key_bias" in named:
-                scores = scores + plt.load(named["key_bias"].at[keys])[None, :]
+            scores, _ = finish_scores(static, named, scores, rows, keys, flipped=False)
             allowed = allowed_tile(named, rows, keys, flipped=False) if masked else None
             if allowed is not None:
                 scores = jnp.where(allowed, scores, -jnp.inf)
@@ -50,7 +57,7 @@ def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Array]
             weights = jnp.exp2(scores - new_top[:, None])
             total = total * rescale + weights.sum(axis=1)
             keep = keep_tile(static, named, rows, keys, flipped=False)
-            weights = weights if keep is None else weights * keep
+            weights = weights if keep is None else jnp.where(keep, weights, 0.0)
             values = plt.load(named["value"].at[keys, :])
             pooled = dot(weights.astype(values.dtype), values, (1, 0), static.precision)
             return out * rescale[:, None] + pooled, new_top, total
@@ -61,14 +68,15 @@ def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Array]
             jnp.full((blocks.queries,), LOWEST, jnp.float32),
             jnp.zeros((blocks.queries,), jnp.float32),
         )
-        if "start" in named:
+        if masked_before(named):
             carry = lax.fori_loop(low, full_low, lambda i, c: visit(i, c, True), carry)
         carry = lax.fori_loop(full_low, full_high, lambda i, c: visit(i, c, False), carry)
         if needs_mask(named):
             carry = lax.fori_loop(full_high, high, lambda i, c: visit(i, c, True), carry)
         out, top, total = carry
         some = total > 0.0
-        out = out * jnp.where(some, 1.0 / jnp.where(some, total, 1.0), 0.0)[:, None]
+        share = jnp.where(some, static.kept_scale / jnp.where(some, total, 1.0), 0.0)
+        out = out * share[:, None]
         plt.store(out_ref.at[rows, :], out.astype(out_ref.dtype))
         lse = top + jnp.log2(jnp.where(some, total, 1.0))
         plt.store(lse_ref.at[rows], jnp.where(some, lse, -jnp.inf))
@@ -77,6 +85,11 @@ def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Array]
     programs = static.T // blocks.queries
     out, lse = run_kernel(static, kernel, arrays, programs, results, "regard_forward")
     return out, lse
+
+
+def masked_before(named: dict[str, Any]) -> bool:
+    """Whether tiles that need a mask come before those that need none."""
+    return "start" in named or any("ids" in name for name in named)
 
 
 def needs_mask(named: dict[str, Any]) -> bool:

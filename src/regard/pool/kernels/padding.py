@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from regard.dropout import Draw, first_rows, key_words, row_words
 from regard.mask import Allowed
 from regard.normalize import Softmax
 from regard.placement import current_platform, vary_as
@@ -18,7 +19,14 @@ from regard.pool.xla_tiles import Operands
 from regard.shapes import Axes
 
 STRIPE_BYTES = 1 << 30  # d scores held at a time
-OF_QUERIES = ("query", "x", "start", "end", "table", "d_out", "lse", "delta")  # and query_ids
+# Arrays with an axis of queries; there are query_ids too.
+OF_QUERIES = ("query", "x", "start", "end", "table", "bias", "query_bias") + (
+    "row0",
+    "row1",
+    "d_out",
+    "lse",
+    "delta",
+)
 
 
 def round_up(size: int, block: int, power: bool = False) -> int:
@@ -120,12 +128,33 @@ def pad_results(
     )
 
 
+def pad_dropout(seed: Array | Draw | None, axes: Axes, T: int, S: int) -> dict[str, Array]:
+    """The words of rows, [B, N, T], and of keys, [1, 1, S]; by name. Nothing without dropout."""
+    if seed is None:
+        return {}
+    words = seed.words if isinstance(seed, Draw) else seed
+    rows, keys = (jnp.arange(size, dtype=jnp.int32)[None, None] for size in (axes.T, axes.S))
+    rows = first_rows(seed, axes.B, axes.N, axes.T) + rows
+    row0, row1 = (pad(word, {2: T}) for word in row_words(words, rows))
+    key0, key1 = (pad(word, {2: S}) for word in key_words(words, keys))
+    return dict(row0=row0, row1=row1, key0=key0, key1=key1)
+
+
+def pad_bias(bias: Array | None, T: int, S: int) -> dict[str, Array]:
+    """[B|1, N|1, T|1, S|1], padded; by name. Nothing without one."""
+    if bias is None:
+        return {}
+    sizes = {axis: size for axis, size in ((2, T), (3, S)) if bias.shape[axis] > 1}
+    return dict(bias=pad(bias, sizes))
+
+
 class KernelDerivatives:
     """What derivatives ask of a kernel's pass besides its backward pass: tiles in plain XLA."""
 
     axes: Axes
     dtype: Any
     dropout_rate: float
+    softcap: float | None
 
     def as_tiles(self, operands: Any) -> Operands:
         """The operands of an equal pass in plain XLA."""
@@ -151,6 +180,7 @@ class KernelDerivatives:
             wide_features=tiles.expansion is not None,
             sizes=None,
             platform=current_platform(),
+            softcap=self.softcap,
         )
         top = jnp.where(lse == -jnp.inf, 0.0, self.log_sum(lse))
         return tiled.smooth(tiles, allowed, seed, (top, None))
@@ -182,7 +212,9 @@ def run_stripes(
     of_queries = {name for name in arrays if name in OF_QUERIES or name.startswith("query_ids")}
 
     def take(array: Array, at: Any) -> Array:
-        """A stripe of [.., T, ...], or of [.., query blocks, ...]."""
+        """A stripe of [.., T, ...], or of [.., query blocks, ...]; all of [.., 1, ...]."""
+        if array.shape[2] == 1 and static.T > 1:
+            return array
         per = static.T // array.shape[2]
         return lax.dynamic_slice_in_dim(array, at // per, rows // per, 2)
 
@@ -193,8 +225,6 @@ def run_stripes(
         }
         mine["visits"] = take(arrays["bounds"], at)
         mine["bounds"] = query_bounds(mine["visits"], static.S // static.blocks.keys)
-        if "first_row" in arrays:
-            mine["first_row"] = arrays["first_row"] + at
         return stripe(part, mine)
 
     if count == 1:

@@ -12,14 +12,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.dropout import Draw, first_rows
+from regard.dropout import Draw
 from regard.mask import Allowed
 from regard.pool.kernels.backward_wide import d_scores
+from regard.pool.kernels.bias_gradient import bias_gradient
 from regard.pool.kernels.block_shapes import Blocks, pick_parts
 from regard.pool.kernels.forward import forward
 from regard.pool.kernels.padding import (
     KernelDerivatives,
     pad,
+    pad_bias,
+    pad_dropout,
     pad_mask,
     pad_results,
     round_up,
@@ -51,12 +54,14 @@ class TanhOperands:
         y: [B, K, S, h] float32.
         score: of projected rows; its `tanh_vector` is w, (h,) or (N, h).
         value: [B, K, S, V].
+        bias: [B|1, N|1, T|1, S|1]; None is zero.
     """
 
     x: Array
     y: Array
     score: Score
     value: Array
+    bias: Array | None = None
 
     @property
     def vector(self) -> Array:
@@ -71,6 +76,7 @@ class TanhPass(KernelDerivatives):
         dtype: of the caller's queries; d scores are kept in it between two kernels.
         interpret: run the kernels on a CPU.
         forced: block shapes, for tests.
+        softcap: see `attend`.
     """
 
     axes: Axes
@@ -78,13 +84,14 @@ class TanhPass(KernelDerivatives):
     dropout_rate: float
     interpret: bool
     forced: Blocks | None
+    softcap: float | None = None
 
     def share(self, axes: Axes) -> "TanhPass":
         return replace(self, axes=axes)
 
     def as_tiles(self, operands: TanhOperands) -> Operands:
         rows, keys = (operands.x, None), (operands.y, None)
-        return Operands(operands.score, None, rows, keys, operands.value, None)
+        return Operands(operands.score, None, rows, keys, operands.value, operands.bias)
 
     def forward(
         self,
@@ -110,6 +117,10 @@ class TanhPass(KernelDerivatives):
         static, centered = self._static(rows, backward=True), _centered(rows)
         arrays = self._arrays(static, centered, allowed, seed)
         arrays |= pad_results(static, results, rows.value.dtype)
+        d_bias = None
+        if rows.bias is not None:
+            d_bias = bias_gradient(static, arrays, arrays["bias"].shape).astype(rows.bias.dtype)
+            d_bias = d_bias[tuple(slice(size) for size in rows.bias.shape)]
         arrays["x"] = pad(centered.x, {2: static.T})
         vector = jnp.broadcast_to(rows.vector, (axes.B, axes.N, rows.vector.shape[-1]))
         vector = vector.reshape(axes.B * axes.N, -1)
@@ -146,6 +157,7 @@ class TanhPass(KernelDerivatives):
             d_y[:, :, : axes.S],
             jax.vjp(lambda score: score.tanh_vector(), rows.score)[1](d_vector)[0],
             d_value[:, :, : axes.S, : axes.V].astype(rows.value.dtype),
+            d_bias,
         )
 
     def _static(self, rows: TanhOperands, backward: bool) -> KernelPlan:
@@ -171,6 +183,7 @@ class TanhPass(KernelDerivatives):
             dropout_rate=self.dropout_rate,
             precision=matmul_precision(rows.value.dtype),
             interpret=self.interpret,
+            softcap=self.softcap,
         )
 
     def _arrays(
@@ -190,11 +203,9 @@ class TanhPass(KernelDerivatives):
             value=pad(rows.value, {2: S, 3: static.V}),
             bounds=mask.bounds(static.tile, T, S),
             **mask.arrays(),
+            **pad_bias(rows.bias, T, S),
         )
-        if seed is not None:
-            words = seed.words if isinstance(seed, Draw) else seed
-            arrays |= dict(seed=words, first_row=first_rows(seed, static.B, static.N, self.axes.T))
-        return arrays
+        return arrays | pad_dropout(seed, self.axes, T, S)
 
 
 def _centered(rows: TanhOperands) -> TanhOperands:

@@ -5,14 +5,14 @@ A kernel gets its arrays by name. Axes of 1 broadcast: an array without heads is
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.dropout import keep_scale
+from regard.dropout import is_kept
 from regard.placement import kernel_result, vary_as
 from regard.pool.kernels.block_shapes import Blocks
 from regard.pool.tile import visible_pairs
@@ -88,6 +88,7 @@ class KernelPlan:
 
     Attributes:
         score: makes the scores of a tile.
+        softcap: see `attend`; precise_cap: to float32's precision.
         tokens_first: query, key, value and d_out are [B, T, N, ...], the caller's layout, and so
             are results of rank 4; backward_narrow.py alone.
     """
@@ -104,15 +105,30 @@ class KernelPlan:
     precision: Any
     interpret: bool
     tokens_first: bool = False
+    softcap: float | None = None
+    precise_cap: bool = True
 
     @property
     def group(self) -> int:
         return self.N // self.K
 
     @property
+    def kept_scale(self) -> float:
+        """What dropout multiplies the weights by that it keeps."""
+        return 1.0 / (1.0 - self.dropout_rate)
+
+    @property
     def tile(self) -> tuple[int, int]:
         """Queries and keys of a tile."""
         return self.blocks.queries, self.blocks.keys
+
+    def tanh(self, values: Array) -> Array:
+        """In one instruction, off by up to 2^-11 of it, where features are rounded as much; by an
+        exponential, off by 2^-23, for float32.
+        """
+        if self.precise_cap or self.interpret:
+            return 1.0 - 2.0 / (1.0 + jnp.exp2(values * (2.0 * LOG2_E)))
+        return plt.approx_tanh(values)
 
     def over_groups(self, array: Array) -> Array:
         """[B, N, ...] -> [B, K, ...]: sums over the query heads of each key head."""
@@ -153,14 +169,61 @@ def allowed_tile(refs: dict[str, Any], rows: Any, keys: Any, flipped: bool) -> A
 def keep_tile(
     static: KernelPlan, refs: dict[str, Any], rows: Any, keys: Any, flipped: bool
 ) -> Array | None:
-    """Dropout's factors, the same numbers that every other backend draws; None without dropout."""
-    if "seed" not in refs:
+    """bool: the weights that dropout keeps, the same ones as on every other backend; None without
+    dropout. Kept weights count `kept_scale` times.
+    """
+    if "row0" not in refs:
         return None
-    seed = (refs["seed"][0], refs["seed"][1])
-    row = refs["first_row"][0] + rows.start + jnp.arange(rows.size, dtype=jnp.int32)
-    key = keys.start + jnp.arange(keys.size, dtype=jnp.int32)
-    row, key = (row[None, :], key[:, None]) if flipped else (row[:, None], key[None, :])
-    return keep_scale(seed, row, key, static.dropout_rate, jnp.dtype(jnp.float32))
+
+    def words(side: str, tokens: Any, along_rows: bool) -> tuple[Array, Array]:
+        first, second = (plt.load(refs[f"{side}{i}"].at[tokens]) for i in range(2))
+        return _along(first, along_rows), _along(second, along_rows)
+
+    row, key = words("row", rows, flipped), words("key", keys, not flipped)
+    return is_kept(row, key, static.dropout_rate)
+
+
+class Finished(NamedTuple):
+    """Scores of a tile after every term, in units of log2; and the slope of the soft cap, what d
+    scores are multiplied by for d of the inner product. None: 1.
+    """
+
+    scores: Array
+    slope: Array | None
+
+
+def finish_scores(
+    static: KernelPlan, refs: dict[str, Any], scores: Array, rows: Any, keys: Any, *, flipped: bool
+) -> Finished:
+    """Adds the number per key, caps, and adds the bias: no mask yet.
+
+    Args:
+        scores: in units of log2, as `TileScore.tile` makes them.
+    """
+    if "key_bias" in refs:
+        scores = scores + _along(plt.load(refs["key_bias"].at[keys]), not flipped)
+    slope = None
+    if static.softcap is not None:
+        if "query_bias" in refs:
+            scores = scores + _along(plt.load(refs["query_bias"].at[rows]), flipped)
+        cap = static.softcap * LOG2_E
+        part = static.tanh(scores * (1.0 / cap))
+        scores, slope = part * cap, 1.0 - part * part
+    if "bias" in refs:
+        scores = scores + _bias_tile(refs["bias"], rows, keys, flipped) * LOG2_E
+    return Finished(scores, slope)
+
+
+def _bias_tile(bias: Any, rows: Any, keys: Any, flipped: bool) -> Array:
+    """float32, what broadcasts to the tile: of [T|1, S|1]."""
+    over_rows, over_keys = (size == 1 for size in bias.shape)
+    at: tuple[Any, Any] = (pl.ds(0, 1) if over_rows else rows, pl.ds(0, 1) if over_keys else keys)
+    if over_rows and not over_keys:
+        return _along(plt.load(bias.at[jnp.int32(0), keys]).astype(jnp.float32), not flipped)
+    if over_keys and not over_rows:
+        return _along(plt.load(bias.at[rows, jnp.int32(0)]).astype(jnp.float32), flipped)
+    tile = plt.load(bias.at[at]).astype(jnp.float32)
+    return tile.T if flipped else tile
 
 
 # The backward pass through one tile, in three steps: the kernel chooses the order of products and
@@ -171,22 +234,19 @@ def keep_tile(
 def recomputed_weights(
     refs: dict[str, Any], scores: Array, rows: Any, keys: Any, *, flipped: bool, masked: bool = True
 ) -> Array:
-    """2^(scores + key_bias - lse), 0 for pairs that take no part.
+    """2^(scores - lse), 0 for pairs that take no part.
 
     Args:
-        scores: in units of log2, without key bias.
+        scores: finished.
         masked: False where every pair of the tile takes part.
     """
-    if "key_bias" in refs:
-        bias = plt.load(refs["key_bias"].at[keys])
-        scores = scores + (bias[:, None] if flipped else bias[None, :])
     lse = plt.load(refs["lse"].at[rows])
     allowed = allowed_tile(refs, rows, keys, flipped) if masked else None
     if allowed is None:
-        return jnp.exp2(scores - _along_rows(lse, flipped))
+        return jnp.exp2(scores - _along(lse, flipped))
     non_empty = lse > -jnp.inf  # an empty row has no weights
-    weights = jnp.exp2(scores - _along_rows(jnp.where(non_empty, lse, 0.0), flipped))
-    return jnp.where(allowed & _along_rows(non_empty, flipped), weights, 0.0)
+    weights = jnp.exp2(scores - _along(jnp.where(non_empty, lse, 0.0), flipped))
+    return jnp.where(allowed & _along(non_empty, flipped), weights, 0.0)
 
 
 def d_weights(
@@ -200,7 +260,8 @@ def d_weights(
     *,
     flipped: bool,
 ) -> tuple[Array, Array]:
-    """The weights that values were multiplied by, after dropout, and d of the weights before it.
+    """The weights that values were multiplied by, over `kept_scale`, and d of the weights before
+    dropout.
 
     Args:
         values: [keys, V].
@@ -209,18 +270,28 @@ def d_weights(
     left, right = (values, d_out) if flipped else (d_out, values)
     found = dot(left, right, (1, 1), static.precision)
     keep = keep_tile(static, refs, rows, keys, flipped)
-    return (weights, found) if keep is None else (weights * keep, found * keep)
+    if keep is None:
+        return weights, found
+    return jnp.where(keep, weights, 0.0), jnp.where(keep, found * static.kept_scale, 0.0)
 
 
 def d_softmax(
-    refs: dict[str, Any], weights: Array, d_weights: Array, rows: Any, *, flipped: bool
+    refs: dict[str, Any],
+    weights: Array,
+    d_weights: Array,
+    slope: Array | None,
+    rows: Any,
+    *,
+    flipped: bool,
 ) -> Array:
-    """d scores, in natural units: weights · (d weights - delta)."""
-    return weights * (d_weights - _along_rows(plt.load(refs["delta"].at[rows]), flipped))
+    """d scores before a soft cap, in natural units: slope · weights · (d weights - delta)."""
+    found = weights * (d_weights - _along(plt.load(refs["delta"].at[rows]), flipped))
+    return found if slope is None else found * slope
 
 
-def _along_rows(values: Array, flipped: bool) -> Array:
-    return values[None, :] if flipped else values[:, None]
+def _along(values: Array, second: bool) -> Array:
+    """Along the second axis of a tile, or along the first."""
+    return values[None, :] if second else values[:, None]
 
 
 def run_kernel(
