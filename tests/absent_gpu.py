@@ -8,13 +8,29 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
-from regard import placement
+from regard import Dot, Softmax, placement
 from regard.attend import _pool
+from regard.mask import resolve
 from regard.placement import Device
 from regard.pool import cudnn
+from regard.pool.backend import Request
 from regard.score.contract import Lift, Score, inner_products
 
 HOPPER = Device("gpu", (9, 0))
+
+
+def request(axes, mask, lens, **changes):
+    """A bfloat16 call on a Hopper GPU, as the backends are asked whether they take it."""
+    fields = dict(
+        axes=axes,
+        score=Dot(),
+        normalize=Softmax(),
+        dtype=jnp.dtype("bfloat16"),
+        value_dtype=jnp.dtype("bfloat16"),
+        mask=resolve(mask, lens, axes).facts,
+        device=HOPPER,
+    )
+    return Request(**(fields | changes))
 
 
 @contextlib.contextmanager

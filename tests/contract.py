@@ -111,3 +111,16 @@ def _poisoned(x, where):
     x = x.copy()
     x[where] = np.resize(POISON, x[where].shape)
     return x
+
+
+class EveryCase:
+    """The properties as tests: a suite subclasses this and has a fixture named `problem`."""
+
+    def test_equals_the_oracle(self, problem):
+        equals_the_oracle(problem)
+
+    def test_empty_rows_are_exactly_zero(self, problem):
+        empty_rows_are_exactly_zero(problem)
+
+    def test_padding_reaches_nothing(self, problem):
+        padding_reaches_nothing(problem)

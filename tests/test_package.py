@@ -24,7 +24,16 @@ PACKAGE = ROOT / "src" / "regard"
 # From the bottom up: a module imports from its own layer and from those below it. The names are
 # those of regard's modules and subpackages; "regard" is the public front, regard/__init__.py.
 LAYERS = (
-    {"score", "mask", "normalize", "dropout", "shapes", "placement", "atomic_file"},
+    {
+        "score",
+        "mask",
+        "normalize",
+        "dropout",
+        "shapes",
+        "placement",
+        "atomic_file",
+        "versioned_json",
+    },
     {"pool", "memory"},
     {"front_door", "eager"},
     {"attend", "summary"},

@@ -1,10 +1,6 @@
 """jit, grad, vmap, scan, remat, shard_map, export, and second derivatives."""
 
 import functools
-import os
-import subprocess
-import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import regard
 from cases import BACKENDS, REGIMES, Case, Sizes, on_every_backend, small_tiles
+from eight_devices import on_four_devices
 from problem import as_arguments, assert_close, draw
 
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
@@ -156,22 +153,7 @@ def test_four_devices():
     """Batch and heads over four (virtual) devices, by shard_map and by the compiler: the one-
     device answer.
     """
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # it compiles longer than it runs
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FOUR_DEVICES)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.split("\n")[:4] == [
+    assert on_four_devices(FOUR_DEVICES) == [
         f"{backend} {score} ok"
         for backend in ("reference", "blockwise")
         for score in ("dot", "additive")

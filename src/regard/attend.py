@@ -7,7 +7,7 @@ it: score -> mask -> normalize -> pool.
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Unpack, cast, overload
+from typing import Any, Literal, NamedTuple, Required, Unpack, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -38,71 +38,71 @@ class Options(Pipeline, total=False):
     sequence_axis: str | None
 
 
+class OutputOnly(Options, total=False):
+    return_weights: Literal[False]
+    return_lse: Literal[False]
+    return_lifted: Literal[False]
+
+
+class WithWeights(Options, total=False):
+    return_weights: Required[Literal[True]]
+    return_lse: Literal[False]
+    return_lifted: Literal[False]
+
+
+class WithLse(Options, total=False):
+    return_weights: Literal[False]
+    return_lse: Required[Literal[True]]
+    return_lifted: Literal[False]
+
+
+class WithLifted(Options, total=False):
+    return_weights: Literal[False]
+    return_lse: Literal[False]
+    return_lifted: Required[Literal[True]]
+
+
+class WithWeightsAndLifted(Options, total=False):
+    return_weights: Required[Literal[True]]
+    return_lse: Literal[False]
+    return_lifted: Required[Literal[True]]
+
+
+class WithAnything(Options, total=False):
+    return_weights: bool
+    return_lse: bool
+    return_lifted: bool
+
+
+Pair = tuple[Array, Array]
+
+
 @overload
 def attend(
-    query: Array,
-    key: Array | Memory,
-    value: Array | None = None,
-    *,
-    return_weights: Literal[False] = ...,
-    return_lse: Literal[False] = ...,
-    return_lifted: Literal[False] = ...,
-    **options: Unpack[Options],
+    query: Array, key: Array | Memory, value: Array | None = None, **options: Unpack[OutputOnly]
 ) -> Array: ...
 @overload
 def attend(
-    query: Array,
-    key: Array | Memory,
-    value: Array | None = None,
-    *,
-    return_weights: Literal[True],
-    return_lse: Literal[False] = ...,
-    return_lifted: Literal[False] = ...,
-    **options: Unpack[Options],
-) -> tuple[Array, Array]: ...
+    query: Array, key: Array | Memory, value: Array | None = None, **options: Unpack[WithWeights]
+) -> Pair: ...
+@overload
+def attend(
+    query: Array, key: Array | Memory, value: Array | None = None, **options: Unpack[WithLse]
+) -> Pair: ...
+@overload
+def attend(
+    query: Array, key: Array | Memory, value: Array | None = None, **options: Unpack[WithLifted]
+) -> Pair: ...
 @overload
 def attend(
     query: Array,
     key: Array | Memory,
     value: Array | None = None,
-    *,
-    return_weights: Literal[False] = ...,
-    return_lse: Literal[False] = ...,
-    return_lifted: Literal[True],
-    **options: Unpack[Options],
-) -> tuple[Array, Array]: ...
-@overload
-def attend(
-    query: Array,
-    key: Array | Memory,
-    value: Array | None = None,
-    *,
-    return_weights: Literal[True],
-    return_lse: Literal[False] = ...,
-    return_lifted: Literal[True],
-    **options: Unpack[Options],
+    **options: Unpack[WithWeightsAndLifted],
 ) -> tuple[Array, Array, Array]: ...
 @overload
 def attend(
-    query: Array,
-    key: Array | Memory,
-    value: Array | None = None,
-    *,
-    return_weights: Literal[False] = ...,
-    return_lse: Literal[True],
-    return_lifted: Literal[False] = ...,
-    **options: Unpack[Options],
-) -> tuple[Array, Array]: ...
-@overload
-def attend(
-    query: Array,
-    key: Array | Memory,
-    value: Array | None = None,
-    *,
-    return_weights: bool = ...,
-    return_lse: bool = ...,
-    return_lifted: bool = ...,
-    **options: Unpack[Options],
+    query: Array, key: Array | Memory, value: Array | None = None, **options: Unpack[WithAnything]
 ) -> Any: ...
 def attend(
     query: Array,

@@ -1,12 +1,9 @@
 """The heads over a 2×2 mesh of (virtual) CPU devices: the one-device answer, and parameters that
 lie where the rules say."""
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import pytest
+
+from eight_devices import on_four_devices
 
 pytestmark = pytest.mark.sampled(1)
 
@@ -100,19 +97,4 @@ MESH = """
 
 @pytest.mark.slow
 def test_heads_over_a_mesh():
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4",
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # it compiles longer than it runs
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MESH)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.splitlines() == ["linen ok", "boxed ok", "nnx ok", "made ok"]
+    assert on_four_devices(MESH) == ["linen ok", "boxed ok", "nnx ok", "made ok"]

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 import regard
-from absent_gpu import HOPPER, Cosine, on_hopper
+from absent_gpu import HOPPER, Cosine, on_hopper, request
 from cases import Manhattan
 from regard import Mask, placement
-from regard.mask import resolve
 from regard.placement import Device, device_of
-from regard.pool.backend import BiasFacts, Request
+from regard.pool.backend import BiasFacts
 from regard.pool.choose import REGISTRY, choose
 from regard.score.additive import lift_anywhere
 from regard.shapes import Axes
@@ -31,17 +30,7 @@ FLOAT32 = dict(dtype=jnp.dtype("float32"), value_dtype=jnp.dtype("float32"))
 
 
 def ask(axes=None, mask=None, lens=None, **changes):
-    axes = dataclasses.replace(AXES, **(axes or {}))
-    fields = dict(
-        axes=axes,
-        score=regard.Dot(),
-        normalize=regard.Softmax(),
-        dtype=jnp.dtype("bfloat16"),
-        value_dtype=jnp.dtype("bfloat16"),
-        mask=resolve(mask, lens, axes).facts,
-        device=HOPPER,
-    )
-    return Request(**(fields | changes))
+    return request(dataclasses.replace(AXES, **(axes or {})), mask, lens, **changes)
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import regard
-from absent_gpu import HOPPER, Cosine, on_hopper
+from absent_gpu import Cosine, on_hopper, request
 from regard import Mask
 from regard.mask import resolve
 from regard.placement import Device
 from regard.pool import cudnn
-from regard.pool.backend import BiasFacts, Request
+from regard.pool.backend import BiasFacts
 from regard.pool.choose import named
 from regard.score.additive import lift_anywhere
 from regard.shapes import Axes
@@ -40,17 +40,7 @@ AXES = Axes(rank=4, B=2, T=256, S=256, N=4, K=2, query_width=64, key_width=64, V
 
 def ask(axes=None, mask=None, lens=None, **changes):
     """A request that cuDNN takes, with changes."""
-    axes = dataclasses.replace(AXES, **(axes or {}))
-    fields = dict(
-        axes=axes,
-        score=regard.Dot(),
-        normalize=regard.Softmax(),
-        dtype=jnp.dtype("bfloat16"),
-        value_dtype=jnp.dtype("bfloat16"),
-        mask=resolve(mask, lens, axes).facts,
-        device=HOPPER,
-    )
-    return Request(**(fields | changes))
+    return request(dataclasses.replace(AXES, **(axes or {})), mask, lens, **changes)
 
 
 def refusal(asked):

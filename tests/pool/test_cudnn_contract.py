@@ -19,10 +19,8 @@ import regard
 from absent_gpu import Cosine, stand_in
 from cases import Backend, Case, ScoreRow, Sizes
 from contract import (
+    EveryCase,
     breaking_one_value_shows,
-    empty_rows_are_exactly_zero,
-    equals_the_oracle,
-    padding_reaches_nothing,
     padding_reaches_nothing_alone,
 )
 from problem import assert_close, draw
@@ -130,16 +128,7 @@ def problem(request):
         yield draw(request.param)
 
 
-class TestEveryCase:
-    def test_equals_the_oracle(self, problem):
-        equals_the_oracle(problem)
-
-    def test_empty_rows_are_exactly_zero(self, problem):
-        empty_rows_are_exactly_zero(problem)
-
-    def test_padding_reaches_nothing(self, problem):
-        padding_reaches_nothing(problem)
-
+class TestEveryCase(EveryCase):
     def test_padding_reaches_nothing_alone(self, problem, monkeypatch):
         if problem.case.backend != "cudnn":  # XLA replaces scores; what cuDNN does, cudnn.py says
             monkeypatch.setattr(cudnn, "_version", lambda: cudnn.IGNORES_PADDING_SINCE)

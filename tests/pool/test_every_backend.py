@@ -14,11 +14,11 @@ import oracle
 import regard
 from cases import BACKENDS, DTYPES, MASKS, REGIMES, Case, Sizes, on_every_backend, tiered
 from contract import (
+    EveryCase,
     breaking_one_value_shows,
     empty_rows_are_exactly_zero,
     equals_the_oracle,
     explain_says_what_ran,
-    padding_reaches_nothing,
 )
 from problem import as_arguments, assert_close, draw
 
@@ -80,16 +80,7 @@ def problem(request):
     return draw(request.param)
 
 
-class TestEveryCase:
-    def test_equals_the_oracle(self, problem):
-        equals_the_oracle(problem)
-
-    def test_empty_rows_are_exactly_zero(self, problem):
-        empty_rows_are_exactly_zero(problem)
-
-    def test_padding_reaches_nothing(self, problem):
-        padding_reaches_nothing(problem)
-
+class TestEveryCase(EveryCase):
     def test_explain_says_what_ran(self, problem):
         explain_says_what_ran(problem)
 

@@ -4,6 +4,8 @@ The book's checkpoints load unchanged: W_q, W_k, w_v, and W_q, W_k, W_v, W_o. Dr
 `training=True` and, in `apply`, `rngs={"dropout": key}`.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
@@ -43,7 +45,27 @@ def masked_softmax(X: Array, valid_lens: Array | None) -> Array:
     return regard.masked_softmax(X, valid_lens)
 
 
-class DotProductAttention(nn.Module):
+class _Attention(nn.Module):
+    """The call of all three layers; `_attend` is what they differ in."""
+
+    def __call__(
+        self,
+        queries: Array,
+        keys: Array,
+        values: Array,
+        valid_lens: Array | None = None,
+        training: bool = False,
+    ) -> tuple[Array, Array]:
+        return self._attend(queries, keys, values, valid_lens, training)
+
+    def _attend(
+        self, queries: Array, keys: Array, values: Array, *rest: Any
+    ) -> tuple[Array, Array]:
+        """rest: valid_lens and training, as `_pool` takes them."""
+        raise NotImplementedError
+
+
+class DotProductAttention(_Attention):
     """Scaled dot-product attention: softmax(Q Kᵀ / sqrt d) V. No parameters.
 
     Length 0 gives weights and output 0, and float16 is summed in float32; see `masked_softmax`
@@ -70,19 +92,13 @@ class DotProductAttention(nn.Module):
 
     dropout: float
 
-    @nn.compact
-    def __call__(
-        self,
-        queries: Array,
-        keys: Array,
-        values: Array,
-        valid_lens: Array | None = None,
-        training: bool = False,
+    def _attend(
+        self, queries: Array, keys: Array, values: Array, *rest: Any
     ) -> tuple[Array, Array]:
-        return _pool(self, regard.Dot(), queries, keys, values, valid_lens, training)
+        return _pool(self, regard.Dot(), queries, keys, values, *rest)
 
 
-class AdditiveAttention(nn.Module):
+class AdditiveAttention(_Attention):
     """Additive (Bahdanau) attention: a(q, k) = w_vᵀ tanh(W_q q + W_k k), then masked softmax.
 
     Where it would be large, the book's (batch, queries, keys, num_hiddens) array is not made, so
@@ -109,47 +125,28 @@ class AdditiveAttention(nn.Module):
         self.W_q = _Kernel(self.num_hiddens)
         self.w_v = _Kernel(1)
 
-    def __call__(
-        self,
-        queries: Array,
-        keys: Array,
-        values: Array,
-        valid_lens: Array | None = None,
-        training: bool = False,
+    def _attend(
+        self, queries: Array, keys: Array, values: Array, *rest: Any
     ) -> tuple[Array, Array]:
         key_kernel = self.W_k(keys.shape[-1])
-        return self._pool_with(key_kernel, queries, keys, values, valid_lens, training)
+        return _pool(self, self._score(queries, key_kernel), queries, keys, values, *rest)
 
     def project(self, keys: Array) -> Array:
         """W_k k, (batch, keys, num_hiddens): once, for many calls of `pool` with the same keys."""
         return keys @ self.W_k(keys.shape[-1])
 
     def pool(
-        self,
-        queries: Array,
-        projected_keys: Array,
-        values: Array,
-        valid_lens: Array | None = None,
-        training: bool = False,
+        self, queries: Array, projected_keys: Array, values: Array, *rest: Any
     ) -> tuple[Array, Array]:
-        """The layer from its projected keys on."""
-        return self._pool_with(None, queries, projected_keys, values, valid_lens, training)
+        """The layer from its projected keys on; rest: valid_lens and training, as in a call."""
+        return _pool(self, self._score(queries, None), queries, projected_keys, values, *rest)
 
-    def _pool_with(
-        self,
-        key_kernel: Array | None,
-        queries: Array,
-        keys: Array,
-        values: Array,
-        valid_lens: Array | None,
-        training: bool,
-    ) -> tuple[Array, Array]:
+    def _score(self, queries: Array, key_kernel: Array | None) -> Score:
         vector = self.w_v(self.num_hiddens)[:, 0]
-        score = regard.Additive(self.W_q(queries.shape[-1]), key_kernel, vector)
-        return _pool(self, score, queries, keys, values, valid_lens, training)
+        return regard.Additive(self.W_q(queries.shape[-1]), key_kernel, vector)
 
 
-class MultiHeadAttention(nn.Module):
+class MultiHeadAttention(_Attention):
     """Multi-head attention: num_heads scaled dot products side by side, of width
     num_hiddens / num_heads each.
 
@@ -194,20 +191,15 @@ class MultiHeadAttention(nn.Module):
         self.W_v = nn.Dense(self.num_hiddens, use_bias=self.bias)
         self.W_o = nn.Dense(self.num_hiddens, use_bias=self.bias)
 
-    def __call__(
-        self,
-        queries: Array,
-        keys: Array,
-        values: Array,
-        valid_lens: Array | None = None,
-        training: bool = False,
+    def _attend(
+        self, queries: Array, keys: Array, values: Array, *rest: Any
     ) -> tuple[Array, Array]:
-        keys, values = _zero_padding(keys, valid_lens), _zero_padding(values, valid_lens)
+        keys, values = _zero_padding(keys, rest[0]), _zero_padding(values, rest[0])
         q, k, v = (
             x.reshape(*x.shape[:2], self.num_heads, -1)  # [B, T, N, H]
             for x in (self.W_q(queries), self.W_k(keys), self.W_v(values))
         )
-        output, weights = _pool(self, regard.Dot(), q, k, v, valid_lens, training)
+        output, weights = _pool(self, regard.Dot(), q, k, v, *rest)
         output = self.W_o(output.reshape(*output.shape[:2], -1))
         return output, weights.reshape(-1, *weights.shape[2:])  # [B * N, T, S]
 
@@ -305,8 +297,8 @@ def _pool(
     queries: Array,
     keys: Array,
     values: Array,
-    valid_lens: Array | None,
-    training: bool,
+    valid_lens: Array | None = None,
+    training: bool = False,
 ) -> tuple[Array, Array]:
     """`attend` with the layer's dropout; under jit, weights that are not used are not computed."""
     rate = _dropout_rate(layer, training)

@@ -120,7 +120,25 @@ class TransformerEncoderBlock(nn.Module):
         return self.addnorm2(Y, self.ffn(Y), training), weights
 
 
-class TransformerEncoder(Encoder):
+Sizes = tuple[int, int, int, float]  # num_hiddens, ffn_num_hiddens, num_heads, dropout
+
+
+class _Blocks(nn.Module):
+    """What encoder and decoder have in common: embedded tokens with positions, and blocks."""
+
+    def setup(self) -> None:
+        self.embedding = nn.Embed(self.vocab_size, self.num_hiddens)
+        self.pos_encoding = PositionalEncoding(self.num_hiddens, self.dropout, self.max_len)
+        sizes = self.num_hiddens, self.ffn_num_hiddens, self.num_heads, self.dropout
+        self.blks = [self._block(sizes, number) for number in range(self.num_blks)]
+
+    def _embedded(self, X: Array, training: bool, start: int = 0) -> Array:
+        # The encoding is between −1 and 1, and so are the embeddings after the factor.
+        X = self.embedding(X.astype(jnp.int32)) * math.sqrt(self.num_hiddens)
+        return self.pos_encoding(X, training, start=start)
+
+
+class TransformerEncoder(_Blocks, Encoder):
     """Embedding times sqrt(num_hiddens), positional encoding, then num_blks blocks.
 
     The weights, a list of one (batch · num_heads, steps, steps) per block, are sown into the
@@ -158,26 +176,13 @@ class TransformerEncoder(Encoder):
     use_bias: bool = False
     max_len: int = 1000
 
-    def setup(self) -> None:
-        self.embedding = nn.Embed(self.vocab_size, self.num_hiddens)
-        self.pos_encoding = PositionalEncoding(self.num_hiddens, self.dropout, self.max_len)
-        self.blks = [
-            TransformerEncoderBlock(
-                self.num_hiddens,
-                self.ffn_num_hiddens,
-                self.num_heads,
-                self.dropout,
-                self.use_bias,
-            )
-            for _ in range(self.num_blks)
-        ]
+    def _block(self, sizes: Sizes, number: int) -> TransformerEncoderBlock:
+        return TransformerEncoderBlock(*sizes, self.use_bias)
 
     def __call__(  # type: ignore[override]  # the book's call has training as its third
         self, X: Array, valid_lens: Array | None = None, training: bool = False
     ) -> Array:
-        # The encoding is between −1 and 1, and so are the embeddings after the factor.
-        X = self.embedding(X.astype(jnp.int32)) * math.sqrt(self.num_hiddens)
-        X = self.pos_encoding(X, training)
+        X = self._embedded(X, training)
         seen = []
         for block in self.blks:
             X, weights = block(X, valid_lens, training)
@@ -254,7 +259,7 @@ class TransformerDecoderBlock(nn.Module):
         return out, [enc_outputs, enc_valid_lens, read], weights1, weights2
 
 
-class TransformerDecoder(AttentionDecoder):
+class TransformerDecoder(_Blocks, AttentionDecoder):
     """The Transformer's decoder; decoding token by token equals decoding at once.
 
     (In the book every token decoded alone is encoded as position 0. Here its position counts the
@@ -293,15 +298,11 @@ class TransformerDecoder(AttentionDecoder):
     max_len: int = 1000
 
     def setup(self) -> None:
-        self.embedding = nn.Embed(self.vocab_size, self.num_hiddens)
-        self.pos_encoding = PositionalEncoding(self.num_hiddens, self.dropout, self.max_len)
-        self.blks = [
-            TransformerDecoderBlock(
-                self.num_hiddens, self.ffn_num_hiddens, self.num_heads, self.dropout, i
-            )
-            for i in range(self.num_blks)
-        ]
+        super().setup()
         self.dense = nn.Dense(self.vocab_size)
+
+    def _block(self, sizes: Sizes, number: int) -> TransformerDecoderBlock:
+        return TransformerDecoderBlock(*sizes, number)
 
     def init_state(
         self, enc_all_outputs: Array, enc_valid_lens: Array | None = None, *args: Any
@@ -310,8 +311,7 @@ class TransformerDecoder(AttentionDecoder):
 
     def __call__(self, X: Array, state: Any, training: bool = False) -> tuple[Array, list]:
         read = state[2][0] if self.num_blks else None
-        X = self.embedding(X.astype(jnp.int32)) * math.sqrt(self.num_hiddens)
-        X = self.pos_encoding(X, training, start=0 if read is None else read.shape[1])
+        X = self._embedded(X, training, start=0 if read is None else read.shape[1])
         seen: list[list[Array]] = [[], []]
         for block in self.blks:
             X, state, *weights = block(X, state, training)

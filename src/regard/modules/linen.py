@@ -279,15 +279,8 @@ class MultiHeadAttention(shared.MultiHeadArguments, _Attention):
             keys = inputs_q if inputs_k is None else inputs_k
             held = self._held_cache(heads, params, inputs_q, keys, options)
         given = options.pop("cache", None)
-        pooled = heads(
-            params,
-            inputs_q,
-            inputs_k,
-            inputs_v,
-            cache=given if held is None else held,
-            return_weights=look or sow,
-            **self._options(**options),
-        )
+        options |= dict(cache=given if held is None else held, return_weights=look or sow)
+        pooled = heads(params, inputs_q, inputs_k, inputs_v, **self._options(**options))
         if held is not None and pooled.cache is not None:
             shape: Any = self.get_variable("cache", "cached_key").shape
             names = ("cached_key", "cached_value", "cache_index")

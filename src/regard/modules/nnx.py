@@ -278,15 +278,8 @@ class MultiHeadAttention(Attention):
         if self.decode if decode is None else decode:
             held = self._held_cache(options)
         given = options.pop("cache", None)
-        pooled = self.heads(
-            params,
-            inputs_q,
-            inputs_k,
-            inputs_v,
-            cache=given if held is None else held,
-            return_weights=look or sow,
-            **self._options(rngs, **options),
-        )
+        options |= dict(cache=given if held is None else held, return_weights=look or sow)
+        pooled = self.heads(params, inputs_q, inputs_k, inputs_v, **self._options(rngs, **options))
         if held is not None and pooled.cache is not None:
             self.cached_key[...], self.cached_value[...], self.cache_index[...] = as_flax(
                 pooled.cache, self.cached_key.shape

@@ -111,8 +111,8 @@ def _call(problem: Problem, scale: float | None, raw_queries: bool = False) -> t
         scale=1.0 if scale is None else scale,
     )
     if problem.bias is not None:
-        operands = (query, key, value, problem.bias, *lengths)
-        out = _pool_biased(pool, *vary_as(operands, operands))
+        given = (query, key, value, problem.bias, *lengths)
+        out = _pool_biased(pool, *vary_as(given, given))
         return out.swapaxes(1, 2), jnp.array(True)
     operands = (query, key, value, *lengths)
     operands = _mapped_together(vary_as(operands, operands))

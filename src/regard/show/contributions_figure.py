@@ -69,18 +69,11 @@ def draw_contributions(
     drawing.label(middle, "y", names, 8)
     drawing.label(middle, "x", why.key_labels, 9 if S <= drawing.MOST_LABELS // 2 else 6)
     units = rows[:, why.place]
-    right.barh(np.arange(R), units, color=[MORE if one >= 0 else LESS for one in units], height=0.7)
+    colors = [MORE if one >= 0 else LESS for one in units]
+    bars = right.barh(np.arange(R), units, color=colors, height=0.7)
+    labels = [f"{one:+.2f}".replace("-", "−") for one in units]
+    right.bar_label(bars, labels, padding=3, fontsize=7)
     reach = max(float(np.abs(units).max(initial=0.0)), 1e-6)
-    for row, one in enumerate(units):
-        right.annotate(
-            f"{one:+.2f}".replace("-", "−"),
-            (one, row),
-            xytext=(3 if one >= 0 else -3, 0),
-            textcoords="offset points",
-            ha="left" if one >= 0 else "right",
-            va="center",
-            fontsize=7,
-        )
     right.set_xlim(
         min(units.min(initial=0.0), 0.0) - 0.35 * reach,
         max(units.max(initial=0.0), 0.0) + 0.35 * reach,

@@ -1,8 +1,8 @@
 """The survey: its cells follow from the seed, and cover what it says."""
 
-import pytest
-
 from typing import get_args
+
+import pytest
 
 from regard.bench.cases.case import Regime, make_inputs
 from regard.bench.cases.survey import FAMILIES, family_of, survey

@@ -12,7 +12,7 @@ from regard.bench.cases.case import Case, make_inputs, useful_flops
 from regard.bench.cases.expected import expected, relative_errors
 from regard.bench.peers import program as programs
 from regard.bench.peers.jax_peers import build
-from regard.bench.peers.program import BUNDLED, chain, compile_program, on_device
+from regard.bench.peers.program import BUNDLED, chain, compile_program, on_device, turned
 from regard.bench.run.timing import DeviceClock
 
 pytestmark = pytest.mark.sampled(3)
@@ -68,6 +68,17 @@ def test_a_chain_turns_the_arrays():
     np.testing.assert_array_equal([results["out"][0] for results, _ in kept], fibonacci[:BUNDLED])
 
 
+@pytest.mark.parametrize("sizes", [dict(T=1), dict(V=5), dict(T=2, N=4, K=2)])
+def test_every_run_of_a_chain_has_other_keys(sizes):
+    case = dataclasses.replace(DOT, **sizes)
+    arrays = make_inputs(case).arrays
+    out = jnp.zeros((*arrays["query"].shape[:-1], case.V), jnp.float32)
+    later = turned(arrays, out)
+    assert {name: a.shape for name, a in later.items()} == {n: a.shape for n, a in arrays.items()}
+    assert np.any(np.asarray(later["key"]) != arrays["key"])
+    assert build("regard", case, make_inputs(case)).run.bundle is not None
+
+
 def test_nothing_is_made_once_for_all_runs_of_a_chain():
     """What depends on the keys alone is made again in every run, as it would be by a caller."""
 
@@ -89,7 +100,8 @@ def test_a_device_clock_reads_a_program(who):
 
 
 @pytest.mark.parametrize(
-    "case", [dataclasses.replace(DOT, V=5), dataclasses.replace(DOT, direction="backward")]
+    "case",
+    [dataclasses.replace(DOT, V=5, T=2), dataclasses.replace(DOT, direction="backward")],
 )
 def test_what_cannot_be_chained_has_no_bundle(case):
     assert build("regard", case, make_inputs(case)).run.bundle is None

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 Tolerance = float | Literal["exact"] | None
-MaskKind = Literal["none", "causal", "lengths", "triangular", "segments", "boolean"]
+MaskKind = Literal[
+    "none", "causal", "lengths", "full", "triangular", "segments", "packed", "boolean"
+]
 ScoreKind = Literal["dot", "gaussian", "bilinear", "additive", "features"]
 Regime = Literal["softmax", "sparsemax", "hard", "uniform", "kernel", "cone"]
 Direction = Literal["forward", "backward", "forward+backward"]
@@ -24,6 +26,7 @@ Device = Literal["cpu", "gpu"]
 CHECKED_TERMS = 2**24
 # And on the gradients of this many keys, over all examples and heads.
 CHECKED_KEYS = 2**15
+PACKED = 1000  # tokens of each sequence under the mask "packed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +47,10 @@ class Case:
         K: key heads, which divide N; None: as many as N.
         bias: adds a bias (1, N, T, S), or (1, T, S) without heads, which has a gradient too.
         dtype: of every array. The score's parameters have it too.
-        mask: "lengths" lets half of the keys take part, "triangular" t + 1 keys at query t;
-            "segments" packs four sequences into one, "boolean" masks a fifth of the pairs.
+        mask: "lengths" lets half of the keys take part, "full" all but b of example b, as in a
+            ragged cache; "triangular" t + 1 keys at query t; "segments" packs four sequences into
+            one, "packed" sequences of PACKED tokens in causal order; "boolean" masks a fifth of
+            the pairs.
         tolerance: of the additive lift.
         normalize: the weight regime; the f of "kernel" and "cone" is softplus.
         dropout: the rate.
@@ -117,8 +122,8 @@ class Inputs:
 
     Attributes:
         arrays: query, key, value and the score's parameters: all that has a gradient.
-        valid_lens: what the mask is made of. (B,) or (B, T) lengths, int32; for "segments" the
-            (B, T) ids, for "boolean" (B, T, S) bool; None for the other masks.
+        valid_lens: what the mask is made of. (B,) or (B, T) lengths, int32; for "segments" and
+            "packed" the (B, T) ids, for "boolean" (B, T, S) bool; None for the other masks.
         cotangent: of the output, for the backward pass.
         rows: the query positions that the error check looks at.
         keys: the key positions whose gradients it looks at.
@@ -185,6 +190,10 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
     if case.mask == "segments":
         ids = np.arange(case.T, dtype=np.int32) * 4 // case.T
         valid_lens = np.tile(ids, (case.B, 1))
+    elif case.mask == "packed":
+        valid_lens = np.tile(np.arange(case.T, dtype=np.int32) // PACKED, (case.B, 1))
+    elif case.mask == "full":
+        valid_lens = np.maximum(1, case.S - np.arange(case.B, dtype=np.int32))
     elif case.mask == "boolean":
         valid_lens = rng.random((case.B, case.T, case.S)) < 0.8
         valid_lens[..., 0] = True  # no empty row, which peers define otherwise
@@ -261,6 +270,9 @@ def _pairs(case: Case) -> int:
         seen = sum(min(case.S, max(0, first + t + 1)) for t in range(case.T))
     elif case.mask == "lengths":
         seen = case.T * max(1, case.S // 2)
+    elif case.mask == "packed":
+        sizes = [min(PACKED, case.T - start) for start in range(0, case.T, PACKED)]
+        seen = sum(size * (size + 1) // 2 for size in sizes)
     else:
         seen = case.T * case.S
     return case.B * (case.N or 1) * seen
@@ -275,8 +287,9 @@ def dense_mask(case: Case, valid_lens: Any) -> Any:
     if valid_lens is None:
         return None
     lens = jnp.asarray(valid_lens)
-    if case.mask == "segments":
-        return (lens[:, :, None] == lens[:, None, :])[:, None]
+    if case.mask in ("segments", "packed"):
+        same = (lens[:, :, None] == lens[:, None, :])[:, None]
+        return same if case.mask == "segments" else same & jnp.tri(case.T, dtype=bool)
     if case.mask == "boolean":
         return lens[:, None]
     lens = lens[:, None, None, None] if lens.ndim == 1 else lens[:, None, :, None]

@@ -120,8 +120,9 @@ def _seen(case: Case, inputs: Inputs, b: int, rows: np.ndarray) -> np.ndarray:
     if inputs.valid_lens is None:
         return np.ones((len(rows), case.S), bool)
     lens = inputs.valid_lens[b]
-    if case.mask == "segments":
-        return lens[rows][:, None] == lens[None]
+    if case.mask in ("segments", "packed"):
+        same = lens[rows][:, None] == lens[None]
+        return same if case.mask == "segments" else same & (keys <= rows[:, None])
     if case.mask == "boolean":
         return lens[rows]
     return keys < (lens if lens.ndim == 0 else lens[rows][:, None])

@@ -6,6 +6,7 @@ The promises in results/targets.py say why each of them is here.
 from typing import Any, Literal
 
 from regard.bench.cases.case import Case, ScoreKind
+from regard.bench.cases.cliffs import cliff_cases
 
 CPU_SWEEP_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 BOOK_SWEEP_LENGTHS = CPU_SWEEP_LENGTHS[:5]  # at 8192 the book's (T, S, h) tensor takes 16 GiB
@@ -273,4 +274,5 @@ GPU_CASES = (
     *_kernels(),
     *_gpu_sweep(),
     *_linear(),
+    *cliff_cases(),
 )

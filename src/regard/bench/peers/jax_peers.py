@@ -52,6 +52,7 @@ def build_regard(case: Case, inputs: Inputs) -> Program:
         masks = {
             "causal": regard.Mask.causal,
             "segments": lambda: regard.Mask.segments(valid_lens),
+            "packed": lambda: regard.Mask.segments(valid_lens) & regard.Mask.causal(),
             "boolean": lambda: valid_lens if case.N is None else valid_lens[:, None],
         }
         call: Any = dict(
@@ -132,7 +133,7 @@ def build_jax_nn(
             by_key = -squares.swapaxes(1, 2)[:, :, None]
             bias = (by_key if bias is None else bias + by_key).astype(query.dtype)
             query = query / arrays["width"] ** 2
-        dense = case.mask in ("triangular", "segments", "boolean") or (
+        dense = case.mask in ("triangular", "segments", "packed", "boolean") or (
             case.mask == "causal" and case.T != case.S  # jax.nn aligns the start
         )
         out = jax.nn.dot_product_attention(
@@ -143,7 +144,7 @@ def build_jax_nn(
             mask=dense_mask(case, valid_lens) if dense else None,
             scale=None if case.score == "dot" else 1.0,
             is_causal=case.mask == "causal" and not dense,
-            key_value_seq_lengths=valid_lens if case.mask == "lengths" else None,
+            key_value_seq_lengths=valid_lens if case.mask in ("lengths", "full") else None,
             implementation=implementation,
         )
         return out if case.N is not None else out[:, :, 0]
@@ -239,7 +240,7 @@ def build_keras(case: Case, inputs: Inputs) -> Program:
     """Keras on its JAX backend: AdditiveAttention, or ops.dot_product_attention."""
     if case.dropout or case.normalize != "softmax":
         raise Absent("keras's attention is measured without dropout, and has softmax only")
-    if case.bias or case.K is not None or case.mask in ("segments", "boolean"):
+    if case.bias or case.K is not None or case.mask in ("segments", "packed", "boolean"):
         raise Absent("keras's attention is not measured with a bias, key heads or this mask")
     keras = import_peer("keras")
     if keras.backend.backend() != "jax":
@@ -258,7 +259,7 @@ def build_keras(case: Case, inputs: Inputs) -> Program:
             return out if case.N is not None else out[:, :, 0]
 
     elif case.score == "additive" and case.N is None:
-        if case.mask not in ("none", "lengths"):
+        if case.mask not in ("none", "lengths", "full"):
             raise Absent(f"keras's AdditiveAttention has no {case.mask} mask")
         needs_memory(case)
         layer = keras.layers.AdditiveAttention(dtype=case.dtype)

@@ -123,14 +123,12 @@ def compile_program(
         bundled = jax.jit(chain(step)).lower(cotangent, *arguments).compile()
         return _burst(bundled, cotangent, arguments)
 
-    sides = [inputs.arrays[name].shape for name in ("query", "key", "value")]
-    can_chain = set(sides) == {inputs.cotangent.shape}
     temp_bytes, peak_bytes = memory_of(compiled)
     return Program(
         Queued(
             once=lambda: jax.block_until_ready(compiled(cotangent, *arguments)),
             burst=_burst(compiled, cotangent, arguments),
-            bundle=bundle if can_chain and case.direction != "backward" else None,
+            bundle=bundle if _can_turn(case) and case.direction != "backward" else None,
             bundled=BUNDLED,
         ),
         outputs,
@@ -161,9 +159,8 @@ _placed: weakref.WeakValueDictionary[int, jax.Array] = weakref.WeakValueDictiona
 def chain(step: Callable[..., Any]) -> Callable[..., Any]:
     """`BUNDLED` runs of a step in one program, each beginning when the one before has ended.
 
-    The output of one run is the query of the next, its query the key and its key the value. So
-    no run can begin early, and nothing is made once for all of them, as features of keys that
-    stay the same would be. All four arrays must have one shape.
+    Arrays change places between two runs, see `turned`. So no run can begin early, and nothing is
+    made once for all of them, as features of keys that stay the same would be.
     """
 
     def steps(cotangent, arrays, valid_lens):
@@ -171,11 +168,30 @@ def chain(step: Callable[..., Any]) -> Callable[..., Any]:
         for _ in range(BUNDLED):
             results, lifted = step(cotangent, arrays, valid_lens)
             kept.append((results, lifted))
-            turned = {"query": results["out"], "key": arrays["query"], "value": arrays["key"]}
-            arrays = arrays | turned
+            arrays = turned(arrays, results["out"])
         return kept  # all results: XLA removes a gradient that is not used
 
     return steps
+
+
+def turned(arrays: dict[str, Any], out: Any) -> dict[str, Any]:
+    """The arrays of the next run: the output is its query, and every key is another than before.
+
+    Where query and key have one shape the query is the next key, elsewhere the value is; an output
+    that is wider than a query is cut.
+    """
+    query, key, value = (arrays[name] for name in ("query", "key", "value"))
+    one_shape = key.shape == value.shape
+    if query.shape == key.shape:
+        others = {"key": query} | ({"value": key} if one_shape else {})
+    else:
+        others = {"key": value, "value": key}
+    return arrays | {"query": out[..., : query.shape[-1]]} | others
+
+
+def _can_turn(case: Case) -> bool:
+    one_shape = (case.S, case.K or case.N) == (case.T, case.N)
+    return case.V == case.D or (case.V > case.D and one_shape)
 
 
 def memory_of(compiled: Any) -> tuple[int | None, int | None]:

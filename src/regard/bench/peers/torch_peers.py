@@ -31,7 +31,7 @@ def build_torch(case: Case, inputs: Inputs) -> Program:
         needs_memory(case)
     arrays = _Tensors(torch, case, inputs)
     tensors, mask = arrays.tensors, None
-    if case.mask in ("lengths", "triangular", "segments", "boolean"):
+    if case.mask not in ("none", "causal"):
         mask = torch.from_numpy(np.array(dense_mask(case, inputs.valid_lens))).to(arrays.device)
         mask = mask if arrays.heads_first else mask[:, 0]
 
@@ -76,7 +76,7 @@ def build_flex(case: Case, inputs: Inputs) -> Program:
         raise Absent("FlexAttention has no backward pass on a CPU")
     if case.dropout or case.normalize != "softmax":
         raise Absent("FlexAttention has no dropout and no other regime than softmax")
-    if case.bias or case.K is not None or case.mask in ("segments", "boolean"):
+    if case.bias or case.K is not None or case.mask in ("segments", "boolean", "full"):
         raise Absent("FlexAttention is measured without bias, key heads and this mask")
     arrays = _Tensors(torch, case, inputs)
     attention = flex.flex_attention
@@ -93,6 +93,7 @@ def build_flex(case: Case, inputs: Inputs) -> Program:
             "causal": lambda b, n, t, s: s <= t + (case.S - case.T),
             "lengths": lambda b, n, t, s: s < lens[b],
             "triangular": lambda b, n, t, s: s < lens[b, t],
+            "packed": lambda b, n, t, s: (lens[b, t] == lens[b, s]) & (s <= t),
         }[case.mask]
         examples = None if lens is None else case.B
         block_mask = flex.create_block_mask(

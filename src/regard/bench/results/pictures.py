@@ -142,16 +142,8 @@ def bars(record: dict[str, Any], cases: Sequence[str] | None = None) -> "Figure 
     for case, peers in ratios.items():
         ticks.append((at + (len(peers) - 1) / 2, case_words(known[case]).replace(": ", "\n")))
         for who, ratio in peers.items():
-            panel.barh(at, ratio - 1, left=1, height=0.85, color=PEERS[who][0])
-            panel.annotate(
-                f"{ratio:.3g}×",
-                (ratio, at),
-                xytext=(4 if ratio >= 1 else -4, 0),
-                textcoords="offset points",
-                ha="left" if ratio >= 1 else "right",
-                va="center",
-                fontsize=8,
-            )
+            bar = panel.barh(at, ratio - 1, left=1, height=0.85, color=PEERS[who][0])
+            panel.bar_label(bar, [f"{ratio:.3g}×"], padding=4, fontsize=8)
             at += 1
         at += 1
     panel.axvline(1, color=panel.yaxis.label.get_color(), linewidth=1)

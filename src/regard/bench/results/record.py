@@ -167,8 +167,10 @@ def case_words(case: dict[str, Any]) -> str:
     masks = {
         "causal": "causal",
         "lengths": "a length per example",
+        "full": "a length per example",
         "triangular": "a length per query",
         "segments": "packed",
+        "packed": "packed, causal",
         "boolean": "boolean mask",
     }
     parts += [masks[case["mask"]]] if case["mask"] != "none" else []
