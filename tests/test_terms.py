@@ -287,8 +287,6 @@ def test_bad_parts(parts, message):
 
 
 def test_refusals_name_the_argument():
-    with interpreted_kernels(), pytest.raises(NotImplementedError, match=r"pallas: .* no softcap="):
-        regard.attend(X, X, X, softcap=2.0, implementation="pallas")
     with pytest.raises(NotImplementedError, match=r"cudnn: .* has no softcap="):
         regard.attend(X, X, X, softcap=2.0, implementation="cudnn")
     with pytest.raises(NotImplementedError, match="differentiated, which return_lse= needs"):

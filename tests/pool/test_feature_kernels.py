@@ -30,7 +30,6 @@ from regard.shapes import Axes
 pytestmark = [
     pytest.mark.sampled(2),
     pytest.mark.usefixtures("quick_compilation"),
-    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
 ]
 
 QUERIES, KEYS = 4, 8  # of a block, here

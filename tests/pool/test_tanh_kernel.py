@@ -19,7 +19,6 @@ from regard.pool.kernels.tanh_walk import WalkBlocks
 pytestmark = [
     pytest.mark.sampled(3),
     pytest.mark.usefixtures("quick_compilation"),
-    pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated"),
 ]
 
 SMALL = WalkBlocks(kept=16, walked=2, units=2)
