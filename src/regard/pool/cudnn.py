@@ -282,6 +282,8 @@ def _bias_lacks(request: Request) -> Iterator[str]:
         yield f"takes a bias of shape {list(whole)} only (got {list(shape)})"
     if jnp.dtype(dtype) != jnp.dtype(request.dtype):
         yield f"takes a bias in the dtype of the query only (got {jnp.dtype(dtype).name})"
+    if request.mask.lens != "none":  # not known: what it writes for masked pairs
+        yield "has no bias together with valid lengths"
     if axes.T % 2 or axes.S % 2:
         yield f"has no gradient of a bias for odd lengths (T = {axes.T}, S = {axes.S})"
     if axes.K != axes.N:
