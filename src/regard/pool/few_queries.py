@@ -42,7 +42,7 @@ def is_few(request: Request) -> bool:
         return True
     plan = request.plan(tile_form=False)
     lift = plan.paths[0].lift
-    return lift is not None and lift.expansion is None and plan.in_range is None
+    return lift is not None and lift.expansion is None and plan.taken is None
 
 
 @jax.custom_jvp
