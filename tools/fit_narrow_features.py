@@ -17,7 +17,7 @@ from regard.score.narrow_table import DEGREE, MOST, OFFSETS, entry_deviations, e
 
 HEAVY = 0.1  # the part of the weight that is twice as wide
 ANYWHERE = 1e-4  # a weight spread evenly over t: bounded errors however far x and y lie
-DERIVATIVE = 0.3  # the weight of a squared derivative's error relative to a squared value's
+DERIVATIVE = 1.0  # the weight of a squared derivative's error relative to a squared value's
 POINTS = 400
 
 

@@ -136,13 +136,13 @@ def _moments(
         rows = jnp.where(weight[..., None] > 0, rows, 0)
     count = jnp.maximum(over_shares("sum", weight.sum((0, 2))), 1)[:, None]
     mean = over_shares("sum", rows.sum((0, 2))) / count
-    off = jnp.square(rows - mean[:, None]) * weight[..., None]
+    off = jnp.square(rows - mean[None, :, None]) * weight[..., None]
     return mean, jnp.sqrt(over_shares("sum", off.sum((0, 2))) / count)
 
 
 def _nearest(found: Array, grid: np.ndarray) -> Array:
     """The index of the nearest point of a grid."""
-    edges = jnp.asarray(between(grid), found.dtype)
+    edges = jnp.asarray(between(grid), found.dtype).reshape((1,) * found.ndim + (-1,))
     return jnp.sum(found[..., None] > edges, axis=-1, dtype=jnp.int32)
 
 
@@ -179,10 +179,10 @@ def _within(
     of_y = of_y[:, :, None]
 
     def errors(squares: np.ndarray) -> Array:
-        """[K, 1, h, bins of x, bins of y]"""
+        """[1, K, 1, h, bins of x, bins of y]"""
         found = jnp.asarray(squares, x.dtype)[units.entry]
         exchanged = units.exchanged[..., None, None]
-        return jnp.where(exchanged, found.swapaxes(-1, -2), found)[:, None]
+        return jnp.where(exchanged, found.swapaxes(-1, -2), found)[None, :, None]
 
     mean, largest = errors(table.mean_square), errors(table.largest_square)
     each = _sum(_sum(mean, of_y[..., None, :]), of_x)  # [B, K, G, h]
@@ -225,7 +225,7 @@ def _histogram(
         z = jnp.where(taken[..., None], z, -jnp.inf)
     # A sum for each edge, and not one over an array of edges: XLA's GPU backend computes sums of
     # one array together, and reads it once.
-    above = [jnp.sum(z > edge, axis=2, dtype=jnp.float32) for edge in EDGES]  # [B, N, h]
+    above = [jnp.sum(z > edge, axis=2, dtype=jnp.float32) for edge in EDGES.tolist()]  # [B, N, h]
     size = jnp.full(above[0].shape, rows.shape[2], jnp.float32)
     finite = jnp.abs(z) < jnp.inf
     if taken is not None:
