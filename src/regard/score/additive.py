@@ -1,7 +1,7 @@
-"""The additive (Bahdanau) score, w^T tanh(W_q q + W_k k), and its lift by a sine series.
+"""The additive (Bahdanau) score, w^T tanh(W_q q + W_k k), and its two lifts.
 
-The series itself is in sine_series.py. Here: the definition, the features, and the guard that
-sends data out of the series' range to the definition.
+The narrow lift is in narrow_lift.py, the series of the other one in sine_series.py. Here: the
+definition, and which lift is tried first; data that neither may score take the definition.
 """
 
 import math
@@ -93,12 +93,14 @@ class Additive(Score):
 
     Bahdanau et al. 2015, appendix A.1.2; d2l "Attention Scoring Functions".
 
-    Lift: within `tolerance` per tanh over a stated range (tests/score/test_additive.py). tanh is a
-    short sine series, and sin(ω(x+y)) = sin ωx cos ωy + cos ωx sin ωy separates, so h hidden
-    units with R terms are an inner product of width 2Rh. R follows from the tolerance; the
-    range of x + y is measured on the data, per hidden unit, and where it is past what R terms
-    can do the definition runs instead: the lift is never silently outside its tolerance. On a
-    CPU, where no matrix unit makes the lift worth while, scores are exact at every tolerance.
+    Lift: within `tolerance`, measured on the data (tests/score/test_narrow_lift.py and
+    test_additive.py). tanh(x + y), x = W_q q and y = W_k k, is f(x) + g(y) + a short inner product
+    of features of x and of y, in bfloat16 8 for each of the h hidden units. They are fitted for
+    numbers that are spread as these are, and their error over all pairs of this call is measured.
+    Where it is too large, a sine series is tried, which needs twice the width and holds for every
+    pair in a range; where the data leave that too, the definition runs: the lift is never silently
+    outside its tolerance. On a CPU, where no matrix unit makes the lift worth while, scores are
+    exact at every tolerance.
 
     Example:
         >>> import jax.numpy as jnp, regard
@@ -112,9 +114,13 @@ class Additive(Score):
             projected already.
         key_kernel: W_k, (Hk, h), or (N, Hk, h); None where the keys are projected already.
         vector: w, (h,), or (N, h).
-        tolerance: bound on the error of each tanh, so that a score is off by at most
+        tolerance: bound on the error of the tanhs, so that a score is off by at most
             tolerance·‖w‖₁. None: 2⁻⁸ in bfloat16, 2⁻¹¹ in float16, 1e-6 in float32, and the
             definition in float64. "exact": the definition always.
+        bound: what the tolerance bounds. "rms": the root mean square of the error over all pairs
+            of a query and a visible key of this call, for every example and head; over the pairs
+            of any one query or key it may be 16 times as large. "worst": the error of every
+            tanh, at twice the width.
     """
 
     sums_over_shares = True
@@ -219,6 +225,11 @@ class Additive(Score):
 
     def __post_init__(self) -> None:
         tolerance = self.tolerance
+        if self.bound not in ("rms", "worst"):
+            raise ValueError(
+                f'bound must be "rms" or "worst": what the tolerance bounds. Got {self.bound!r}. '
+                'Fix: "rms" for the root mean square over all pairs, "worst" for every pair.'
+            )
         if tolerance is None or tolerance == "exact":
             return
         if isinstance(tolerance, str) or not 0 < tolerance < math.inf:
