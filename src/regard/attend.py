@@ -15,7 +15,7 @@ from jax import Array
 
 from regard import eager
 from regard.front_door import DOT, Pipeline, prepare
-from regard.mask import Mask, resolve
+from regard.mask import Mask, as_lens, resolve
 from regard.memory import Memory
 from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of, explicit_mesh, on_device, shard_as_queries
@@ -195,14 +195,14 @@ def attend(
         raise ValueError("attend needs query, key and value, or a query and a regard.Memory.")
     options: dict[str, Any] = dict(normalize=normalize, dropout_rate=dropout_rate)
     options |= dict(mesh=mesh, sequence_axis=sequence_axis, softcap=softcap, return_lse=return_lse)
-    arrays: dict[str, Any] = dict(query=query, key=key, value=value, bias=bias)
-    arrays |= {} if score is DOT else dict(score=score)
-    arrays |= dict(valid_lens=valid_lens, mask=mask, sink=sink, dropout_rng=dropout_rng)
+    arrays: dict[str, Any] = _arrays(
+        dict(query=query, key=key, value=value, bias=bias), valid_lens, score
+    )
+    arrays |= dict(mask=mask, sink=sink, dropout_rng=dropout_rng)
     arrays |= dict(query_positions=query_positions, key_positions=key_positions)
     asked = dict(out=True, weights=return_weights, lse=return_lse, flag=return_lifted)
     wanted = tuple(name for name, given in asked.items() if given)
-    asked_for = implementation if isinstance(implementation, str | None) else tuple(implementation)
-    static = Static(asked_for, tuple(options.items()))
+    static = Static(_named(implementation), tuple(options.items()))
     program = eager.program_of(arrays, static, _program) if mesh is sequence_axis is None else None
     if program is not None:
         return _collect(
@@ -250,11 +250,15 @@ def weights(
     Returns:
         (T, S), (B, T, S) or (B, N, T, S), float32 or wider.
     """
-    pipeline: dict[str, Any] = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias)
-    pipeline |= dict(normalize=normalize)
-    pipeline |= dict(query_positions=query_positions, key_positions=key_positions)
-    pipeline |= dict(softcap=softcap, sink=sink)
-    problem, request = prepare(query, key, None, **cast(Any, pipeline))
+    arrays = _arrays(dict(query=query, key=key, bias=bias), valid_lens, score)
+    arrays |= dict(value=None, mask=mask, sink=sink)
+    arrays |= dict(query_positions=query_positions, key_positions=key_positions)
+    options: dict[str, Any] = dict(normalize=normalize, softcap=softcap)
+    static = Static(_named(implementation), tuple(options.items()))
+    program = eager.program_of(arrays, static, _program)
+    if program is not None:
+        return _weigh_whole(arrays, static, program)
+    problem, request = prepare(**arrays, **options)
     return _weights(problem, Program.of(choose(request, implementation)))
 
 
@@ -300,7 +304,12 @@ def masked_softmax(
     Returns:
         The weights, in the scores' shape and dtype; the softmax itself is float32 or wider.
     """
-    scores = jnp.asarray(scores)
+    lens = None if valid_lens is None else as_lens(valid_lens)
+    return _masked_softmax(jnp.asarray(scores), lens, mask)
+
+
+@jax.jit
+def _masked_softmax(scores: Array, valid_lens: Array | None, mask: Mask | Array | None) -> Array:
     axes = check_scores(scores)
     allowed = resolve(mask, valid_lens, axes).dense(axes)
     wide = scores.astype(accumulation_dtype(scores.dtype)).reshape(axes.B, axes.N, axes.T, axes.S)
@@ -358,6 +367,17 @@ def explain(
 
     jax.eval_shape(shapes_only, query, key, value, options)
     return choose(found[0], implementation).explain(verbose)
+
+
+def _arrays(given: dict[str, Any], valid_lens: Array | None, score: Score) -> dict[str, Any]:
+    """The arrays of a call, each of them one array: a list would be traced number by number."""
+    arrays = {n: jnp.asarray(x) if isinstance(x, list | tuple) else x for n, x in given.items()}
+    arrays |= {} if score is DOT else dict(score=score)
+    return arrays | dict(valid_lens=None if valid_lens is None else as_lens(valid_lens))
+
+
+def _named(implementation: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    return implementation if isinstance(implementation, str | None) else tuple(implementation)
 
 
 class Program(NamedTuple):

@@ -75,8 +75,8 @@ def _signature(arrays: Any, static: Hashable) -> Signature | None:
         leaf.aval
         if isinstance(leaf, jax.Array)
         else (leaf.shape, leaf.dtype)
-        if isinstance(leaf, np.ndarray)
-        else (leaf if by_value else float)
+        if isinstance(leaf, np.ndarray | np.generic)
+        else (type(leaf), leaf if by_value else None)
         for leaf in leaves
     )
     config: Any = jax.config
@@ -85,8 +85,9 @@ def _signature(arrays: Any, static: Hashable) -> Signature | None:
 
 
 def _can_be_compiled_for(leaf: Any) -> bool:
-    """Integers of NumPy and Python may not fit the types that jit gives them, before any check."""
     if isinstance(leaf, jax.Array):
         traced = isinstance(leaf, jax.core.Tracer)
         return not traced and type(leaf.sharding) is SingleDeviceSharding
-    return type(leaf) is float or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fb")
+    if type(leaf) is int:  # larger ones do not fit the type that jit gives them
+        return abs(leaf) < 2**31
+    return type(leaf) is float or isinstance(leaf, np.ndarray | np.generic)

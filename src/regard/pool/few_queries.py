@@ -4,8 +4,8 @@ Such a call takes as long as reading keys and values once. `attend` gets them as
 batched matrix product wants [B, K, S, D], and that copy takes several times as long. For up to
 MOST_IN_PLACE queries the products here read [B, S, K, D]: as one reduction over queries · keys, or,
 for one query per key head (where XLA's reduction is slow), as a matrix product of [S, K·D] with the
-queries on a block diagonal. That multiplies the other heads' keys by 0, so NaN or an infinite key of
-one head makes another's score NaN; where a score is NaN, the output is computed again.
+queries on a block diagonal. That multiplies the other heads' keys by 0, so NaN or infinity in one
+head's key makes another head's score NaN; where a score is NaN, the output is computed again.
 """
 
 from typing import Any, cast
