@@ -296,6 +296,7 @@ class MultiHead:
         pooled: list[Array] = []
         weights: list[Array] = []
         rng = options.pop("dropout_rng", None)
+        given = {name: x for name, x in options.items() if name.endswith("_positions")}
         at, causal = places(held, mask, query.shape[1], options)
         scored = [
             self._score(group, params, take(query, group.heads, 2), causal) for group in self.groups
@@ -308,8 +309,10 @@ class MultiHead:
                 require_positions(score, held, own_query, at["query_positions"])
                 if held.score is not None:  # it carries this one
                     own_options = {}
-            if isinstance(held, Memory) or score.uses_positions() or not anywhere:
+            if isinstance(held, Memory) or score.uses_positions():
                 own_options |= at
+            elif not anywhere:  # refused, where there are any
+                own_options |= given
             found = cast(Any, attend)(
                 own_query,
                 *_of_heads(held, of_keys, dtype),
