@@ -17,7 +17,7 @@ from jax import Array
 from jax.sharding import SingleDeviceSharding
 
 from regard.front_door import DOT, Pipeline, prepare
-from regard.mask import Mask
+from regard.mask import Mask, as_lens
 from regard.memory import Memory
 from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of, explicit_mesh, in_force, on_device, shard_as_queries
@@ -198,20 +198,18 @@ def attend(
         raise ValueError("attend needs query, key and value, or a query and a regard.Memory.")
     options: dict[str, Any] = dict(normalize=normalize, dropout_rate=dropout_rate)
     options |= dict(mesh=mesh, sequence_axis=sequence_axis, softcap=softcap, return_lse=return_lse)
-    arrays: dict[str, Any] = dict(query=query, key=key, value=value, bias=bias)
-    arrays |= {} if score is DOT else dict(score=score)
-    arrays |= dict(valid_lens=valid_lens, mask=mask, sink=sink, dropout_rng=dropout_rng)
+    arrays = arrays_of(dict(query=query, key=key, value=value, bias=bias), valid_lens, score)
+    arrays |= dict(mask=mask, sink=sink, dropout_rng=dropout_rng)
     arrays |= dict(query_positions=query_positions, key_positions=key_positions)
     asked = dict(out=True, weights=return_weights, lse=return_lse, flag=return_lifted)
     wanted = tuple(name for name, given in asked.items() if given)
-    asked_for = implementation if isinstance(implementation, str | None) else tuple(implementation)
-    static = Static(asked_for, tuple(options.items()))
-    program = _program_of(arrays, static) if mesh is sequence_axis is None else None
+    static = Static.of(implementation, options)
+    program = program_of(arrays, static) if mesh is sequence_axis is None else None
     if program is not None:
         return _collect(
             wanted,
             _pool_whole(arrays, static, program),
-            functools.partial(_weigh_whole, arrays, static, program),
+            functools.partial(weigh_whole, arrays, static, program),
         )
     call = functools.partial(_attend, implementation=implementation, wanted=wanted, **options)
     held = [key.key] if isinstance(key, Memory) else [key, value]
@@ -221,6 +219,13 @@ def attend(
     if not isinstance(key, Memory):
         check(query, key, value)
     return shard_as_queries(explicit, call, arrays, wanted)
+
+
+def arrays_of(given: dict[str, Any], valid_lens: Array | None, score: Score) -> dict[str, Any]:
+    """The arrays of a call, each of them one array: a list would be traced number by number."""
+    arrays = {n: jnp.asarray(x) if isinstance(x, list | tuple) else x for n, x in given.items()}
+    arrays |= {} if score is DOT else dict(score=score)
+    return arrays | dict(valid_lens=None if valid_lens is None else as_lens(valid_lens))
 
 
 class Program(NamedTuple):
@@ -272,6 +277,11 @@ class Static(NamedTuple):
     implementation: str | tuple[str, ...] | None
     options: tuple[tuple[str, Any], ...]
 
+    @classmethod
+    def of(cls, implementation: str | Sequence[str] | None, options: dict[str, Any]) -> "Static":
+        named = implementation if isinstance(implementation, str | None) else tuple(implementation)
+        return cls(named, tuple(options.items()))
+
     def prepare(self, arrays: dict[str, Any], device: Device) -> tuple[Problem, Request]:
         return prepare(**arrays, **dict(self.options), device=device)
 
@@ -295,7 +305,7 @@ def _pool_whole(
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _weigh_whole(arrays: dict[str, Any], static: Static, program: Program) -> Array:
+def weigh_whole(arrays: dict[str, Any], static: Static, program: Program) -> Array:
     """`weigh` from the caller's own arrays."""
     return weigh(static.prepare(arrays, program.device)[0], program)
 
@@ -365,7 +375,7 @@ class Signature(NamedTuple):
     settings: Hashable
 
 
-def _program_of(arrays: dict[str, Any], static: Static) -> Program | None:
+def program_of(arrays: dict[str, Any], static: Static) -> Program | None:
     """`_program`, found once for each signature.
 
     None where the call has to be run step by step, and where it is refused: the call itself then
@@ -400,8 +410,8 @@ def _signature(arrays: dict[str, Any], static: Static) -> Signature | None:
         leaf.aval
         if isinstance(leaf, jax.Array)
         else (leaf.shape, leaf.dtype)
-        if isinstance(leaf, np.ndarray)
-        else (leaf if by_value else float)
+        if isinstance(leaf, np.ndarray | np.generic)
+        else (type(leaf), leaf if by_value else None)
         for leaf in leaves
     )
     config: Any = jax.config
@@ -410,8 +420,9 @@ def _signature(arrays: dict[str, Any], static: Static) -> Signature | None:
 
 
 def _can_be_compiled_for(leaf: Any) -> bool:
-    """Integers of NumPy and Python may not fit the types that jit gives them, before any check."""
     if isinstance(leaf, jax.Array):
         traced = isinstance(leaf, jax.core.Tracer)
         return not traced and type(leaf.sharding) is SingleDeviceSharding
-    return type(leaf) is float or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "fb")
+    if type(leaf) is int:  # larger ones do not fit the type that jit gives them
+        return abs(leaf) < 2**31
+    return type(leaf) is float or isinstance(leaf, np.ndarray | np.generic)

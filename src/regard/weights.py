@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.attend import Program, weigh
+from regard.attend import Program, Static, arrays_of, program_of, weigh, weigh_whole
 from regard.front_door import DOT, prepare
-from regard.mask import Mask, resolve
+from regard.mask import Mask, as_lens, resolve
 from regard.memory import Memory
 from regard.normalize import Normalizer, Softmax
 from regard.placement import device_of, on_device
@@ -50,11 +50,15 @@ def weights(
     Returns:
         (T, S), (B, T, S) or (B, N, T, S), float32 or wider.
     """
-    pipeline: dict[str, Any] = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias)
-    pipeline |= dict(normalize=normalize)
-    pipeline |= dict(query_positions=query_positions, key_positions=key_positions)
-    pipeline |= dict(softcap=softcap, sink=sink)
-    problem, request = prepare(query, key, None, **cast(Any, pipeline))
+    arrays = arrays_of(dict(query=query, key=key, bias=bias), valid_lens, score)
+    arrays |= dict(value=None, mask=mask, sink=sink)
+    arrays |= dict(query_positions=query_positions, key_positions=key_positions)
+    options: dict[str, Any] = dict(normalize=normalize, softcap=softcap)
+    static = Static.of(implementation, options)
+    program = program_of(arrays, static)
+    if program is not None:
+        return weigh_whole(arrays, static, program)
+    problem, request = prepare(**arrays, **options)
     return weigh(problem, Program.of(choose(request, implementation)))
 
 
@@ -100,7 +104,12 @@ def masked_softmax(
     Returns:
         The weights, in the scores' shape and dtype; the softmax itself is float32 or wider.
     """
-    scores = jnp.asarray(scores)
+    lens = None if valid_lens is None else as_lens(valid_lens)
+    return _masked_softmax(jnp.asarray(scores), lens, mask)
+
+
+@jax.jit
+def _masked_softmax(scores: Array, valid_lens: Array | None, mask: Mask | Array | None) -> Array:
     axes = check_scores(scores)
     allowed = resolve(mask, valid_lens, axes).dense(axes)
     wide = scores.astype(accumulation_dtype(scores.dtype)).reshape(axes.B, axes.N, axes.T, axes.S)

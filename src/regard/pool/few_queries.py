@@ -4,8 +4,8 @@ Such a call takes as long as reading keys and values once. `attend` gets them as
 batched matrix product wants [B, K, S, D], and that copy takes several times as long. For up to
 MOST_IN_PLACE queries the products here read [B, S, K, D]: as one reduction over queries · keys, or,
 for one query per key head (where XLA's reduction is slow), as a matrix product of [S, K·D] with the
-queries on a block diagonal. That multiplies the other heads' keys by 0, so an infinite key of one
-head would make another's score NaN; then the output is not finite, and is computed again.
+queries on a block diagonal. That multiplies the other heads' keys by 0, so NaN or infinity in one
+head's key makes another head's score NaN; where a score is NaN, the output is computed again.
 """
 
 from typing import Any, cast
@@ -30,25 +30,31 @@ MOST_IN_PLACE = 4
 def pool(problem: Problem) -> Any:
     """The output, [B, N, T, V]; with the log-sum-exp of each row where `problem.lse`.
 
-    Where keys are read in place they are not zeroed first, which would copy them: only where the
-    output is not finite is it computed again, from zeroed arrays. Derivatives are those of the
-    pass over zeroed arrays by plain matrix products.
+    Where keys are read in place they are not zeroed first, which would copy them: only where a
+    score is NaN, or the output not finite, is it computed again, from zeroed arrays. (Hard and the
+    kernel regimes can make a finite output of NaN.) Derivatives are those of the pass over zeroed
+    arrays by plain matrix products.
     """
     axes = problem.axes
     if axes.N // axes.K * axes.T > MOST_IN_PLACE:  # the copy zeroes at no cost
-        return _pool(problem.zeroed(), in_place=False)
-    found = _pool(problem, in_place=True)
-    finite = jnp.isfinite(found[0] if problem.lse else found).all()
-    return jax.lax.cond(finite, lambda: found, lambda: _pool(problem.zeroed(), in_place=False))
+        return _from_zeroed(problem)
+    found, scores = _pool(problem, in_place=True)
+    finite = jnp.isfinite(found[0] if problem.lse else found).all() & ~jnp.isnan(scores).any()
+    return jax.lax.cond(finite, lambda: found, lambda: _from_zeroed(problem))
 
 
 @pool.defjvp
 def _pool_jvp(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Any, Any]:
-    return jax.jvp(lambda problem: _pool(problem.zeroed(), in_place=False), primals, tangents)
+    return jax.jvp(_from_zeroed, primals, tangents)
 
 
-def _pool(problem: Problem, in_place: bool) -> Any:
-    """score -> mask -> normalize -> pool, on whole arrays.
+def _from_zeroed(problem: Problem) -> Any:
+    return _pool(problem.zeroed(), in_place=False)[0]
+
+
+def _pool(problem: Problem, in_place: bool) -> tuple[Any, Array]:
+    """score -> mask -> normalize -> pool, on whole arrays. Returns what `pool` does, and the
+    scores, -inf where masked.
 
     Args:
         in_place: whether products read keys and values in the caller's layout.
@@ -66,7 +72,7 @@ def _pool(problem: Problem, in_place: bool) -> Any:
     scores, allowed = masked_scores(problem, scores)
     weights = dropped_out(problem, problem.normalize(scores, allowed))
     out = _pooled(weights, cast(Array, problem.value), in_place).astype(problem.out_dtype)
-    return (out, log_sum_exp(scores)) if problem.lse else out
+    return ((out, log_sum_exp(scores)) if problem.lse else out), scores
 
 
 def _scores(query: Array, key: Array, in_place: bool) -> Array:
