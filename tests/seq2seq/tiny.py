@@ -74,6 +74,12 @@ TRANSFORMERS = {
     "learned positions": dataclasses.replace(
         TRANSFORMER, positions="learned", max_positions=12, decoder_layers=1, tie="none"
     ),
+    **{
+        f"{positions} positions": dataclasses.replace(
+            TRANSFORMER, positions=positions, attention="dot,gaussian"
+        )
+        for positions in ("rotary", "alibi", "relative")
+    },
 }
 
 

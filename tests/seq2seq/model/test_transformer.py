@@ -40,8 +40,31 @@ def norm(p, x):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
 
 
+SCORE_POSITIONS = ("rotary", "alibi", "relative")
+
+
+def turned(config, rows):
+    """Rotary: the pairs (i, i + D/2), turned by position · 10,000^(-2i/D)."""
+    half = rows.shape[-1] // 2
+    angles = np.arange(len(rows))[:, None] * 10_000.0 ** (-np.arange(half) / half)
+    first, second = rows[:, :half], rows[:, half:]
+    sin, cos = np.sin(angles), np.cos(angles)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def bias(config, p, head, T, S):
+    """What ALiBi and relative positions add; distances here are below T5's first wide bucket."""
+    distance = np.arange(T)[:, None] - np.arange(S)[None]
+    if config.positions == "alibi":
+        return -(2.0 ** (-8 * (head + 1) / config.heads)) * np.abs(distance)
+    if config.positions == "relative":
+        return p["relative"]["table"][head][np.abs(distance) + 16 * (distance < 0)]
+    return 0.0
+
+
 def attention(config, p, x, y, causal=False):
     """[T, E], and the weights [N, T, S]."""
+    itself = x is y
     names = config.attention.split(",") * (config.heads if "," not in config.attention else 1)
     out, weights = p["out"]["bias"], []
     for head, name in enumerate(names):
@@ -49,9 +72,12 @@ def attention(config, p, x, y, causal=False):
             side @ p[part]["kernel"][:, head] + p[part]["bias"][head]
             for part, side in (("query", x), ("key", y), ("value", y))
         )
+        if itself and config.positions == "rotary":
+            q, k = turned(config, q), turned(config, k)
         place = names[:head].count(name)
         own = {leaf: array[place] for leaf, array in p.get(name, {}).items()}
         scores = np.stack([SCORES[name](own).scores(own, row, k) for row in q])
+        scores = scores + bias(config, p, head, *scores.shape) if itself else scores
         if causal:
             scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
         alpha = np.exp(scores - scores.max(-1, keepdims=True))
@@ -63,6 +89,8 @@ def attention(config, p, x, y, causal=False):
 def placed(config, p, x):
     places, width = np.arange(len(x))[:, None], config.embedding
     x = x * np.sqrt(width)
+    if config.positions in SCORE_POSITIONS:
+        return x
     if config.positions == "learned":
         return x + p["places"]["table"][: len(x)]
     angles = places * 10_000.0 ** (-np.arange(width // 2) / (width // 2))
@@ -234,6 +262,7 @@ def test_a_folder_says_which_architecture_it_has(tmp_path):
         (dict(attention="dot,dot,dot"), "each of the 2 heads, with commas.* Got 'dot,dot,dot'"),
         (dict(attention=None), "Got None"),
         (dict(positions="polar"), "positions must be one of 'sinusoidal', 'learned'"),
+        (dict(positions="rotary", heads=8), "must be even. Got embedding 8, heads 8"),
         (dict(feed_forward=0), "feed_forward must be between 1 and"),
         (dict(layer_dropout=1.0), r"layer_dropout must be a number in \[0, 1\)"),
     ],

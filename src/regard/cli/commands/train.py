@@ -61,7 +61,7 @@ _OPTIONS: dict[str, list[tuple[str, Any, int | None, str, str]]] = {
         ("--feed-forward", int, None, "model.feed_forward",
          "Inner width of the feed-forward networks of a Transformer."),
         ("--positions", str, None, "model.positions",
-         "Positions in a Transformer: sinusoidal or learned."),
+         "Positions in a Transformer: sinusoidal, learned, rotary, alibi or relative."),
         ("--cell", str, None, "model.cell", "Recurrent cell: gru or lstm."),
         ("--layers", int, None, "model.encoder_layers model.decoder_layers",
          "Number of layers of the encoder and of the decoder."),

@@ -15,7 +15,7 @@ CELLS = ("gru", "lstm")
 TIES = ("none", "target", "all")
 QUERIES = ("state", "token", "conditional")
 HEAD_SCORES = ("dot", "additive", "gaussian", "bilinear")
-POSITIONS = ("sinusoidal", "learned")
+POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 # Above these, a configuration is a mistake: 16 million entries or units, and layers.
 MOST, MOST_LAYERS = 2**24, 1000
 DTYPES = ("auto", "float32", "bfloat16")
@@ -204,7 +204,8 @@ class TransformerConfig(ModelConfig):
         attention: the score, "dot", "additive", "gaussian" or "bilinear"; or one for each head,
             with commas between them. The same in the encoder's self-attention, the decoder's, and
             the decoder's attention to the source.
-        positions: "sinusoidal" or "learned", added to the embeddings.
+        positions: "sinusoidal" or "learned", added to the embeddings; or "rotary", "alibi" or
+            "relative", in the scores of the self-attentions, as of `regard.nnx.MultiHeadAttention`.
         max_positions: of a learned table: the longest text, in tokens.
         layer_dropout: on what each attention and each network adds to its input.
         feed_forward_dropout: inside the networks, after the ReLU. There is no dropout on attention
@@ -240,6 +241,11 @@ class TransformerConfig(ModelConfig):
             raise ValueError(
                 "heads must divide embedding, the width that they share. Got heads "
                 f"{self.heads}, embedding {self.embedding}. Fix: another number of heads."
+            )
+        if self.positions == "rotary" and self.embedding // self.heads % 2:
+            raise ValueError(
+                "rotary positions turn pairs of numbers, so the width of a head must be even. Got "
+                f"embedding {self.embedding}, heads {self.heads}. Fix: another number of heads."
             )
         names = self.attention.split(",") if isinstance(self.attention, str) else [self.attention]
         unknown = [name for name in names if name not in HEAD_SCORES]

@@ -10,7 +10,7 @@ decoder; those of the target once per token, into a `Memory` of each hypothesis.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,21 @@ from regard.seq2seq.model.config import TransformerConfig
 from regard.seq2seq.model.dropout import drop, streams
 from regard.seq2seq.model.linear import Linear
 
-# Of each layer, what its hypotheses have written: leaves [B, K, ...].
-State = tuple[regard.Memory, ...]
+
+class Written(NamedTuple):
+    """What K hypotheses of each sentence have written, in one layer: the arrays of its `Memory`.
+
+    Attributes:
+        key, value: [B, K, room, N, width].
+        length: int32 [B, K].
+    """
+
+    key: Array
+    value: Array
+    length: Array
+
+
+State = tuple[Written, ...]  # of each layer
 
 
 @jax.tree_util.register_dataclass
@@ -90,7 +103,7 @@ class TransformerEncoder(nnx.Module):
 class _EncoderLayer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        self.attention = _attention(config, rngs)
+        self.attention = _attention(config, rngs, _in_scores(config))
         self.attention_norm = Norm(config.embedding)
         self.feed_forward = FeedForward(config, rngs=rngs)
 
@@ -187,8 +200,9 @@ class TransformerDecoder(nnx.Module):
             room: how many tokens will be written at most.
         """
         B = source.lens.shape[0]
-        empty = [layer.itself.init_cache(B, room) for layer in self.layers]
-        return jax.tree.map(lambda part: part[:, None], tuple(empty))
+        empty = [cast(regard.Memory, layer.itself.init_cache(B, room)) for layer in self.layers]
+        first = [Written(memory.key, memory.value, memory.length) for memory in empty]
+        return jax.tree.map(lambda part: part[:, None], tuple(first))
 
     def step(self, source: Source, state: State, embedded: Array) -> tuple[State, Array, Array]:
         """One token further, for K hypotheses per sentence.
@@ -203,7 +217,7 @@ class TransformerDecoder(nnx.Module):
         """
         room = state[0].key.shape[2]
         x = self.places(embedded, state[0].length, room)
-        after: list[regard.Memory] = []
+        after: list[Written] = []
         seen: list[Array] = []
         looking = self.looking_layer
         for number, (layer, written) in enumerate(zip(self.layers, state, strict=True)):
@@ -216,7 +230,7 @@ class TransformerDecoder(nnx.Module):
 class _DecoderLayer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
-        self.itself = _attention(config, rngs)
+        self.itself = _attention(config, rngs, _in_scores(config))
         self.itself_norm = Norm(config.embedding)
         self.source = _attention(config, rngs)
         self.source_norm = Norm(config.embedding)
@@ -238,16 +252,18 @@ class _DecoderLayer(nnx.Module):
     def step(
         self,
         x: Array,
-        written: regard.Memory,
+        written: Written,
         memory: regard.Memory,
         looks: list[Array] | None,
-    ) -> tuple[Array, regard.Memory]:
+    ) -> tuple[Array, Written]:
         """[B, K, embedding], a token of each hypothesis."""
         B, K, D = x.shape
         normed = self.itself_norm(x).reshape(B * K, 1, D)
         flat = jax.tree.map(lambda part: part.reshape(B * K, *part.shape[2:]), written)
-        read, flat = self.itself(normed, cache=flat)
-        written = jax.tree.map(lambda part: part.reshape(B, K, *part.shape[1:]), flat)
+        empty = cast(regard.Memory, self.itself.init_cache(B * K, written.key.shape[2]))
+        read, grown = self.itself(normed, cache=replace(empty, **flat._asdict()))
+        arrays = grown.key, grown.value, grown.length
+        written = Written(*(part.reshape(B, K, *part.shape[1:]) for part in arrays))
         x = x + read.astype(x.dtype).reshape(B, K, D)
         x = x + _look(looks, self.source, self.source_norm(x), memory=memory)
         return self.feed_forward(x), written
@@ -270,11 +286,19 @@ class Looks:
 # Parts of a layer.
 
 
-def _attention(config: TransformerConfig, rngs: nnx.Rngs) -> regard.nnx.MultiHeadAttention:
+def _in_scores(config: TransformerConfig) -> str | None:
+    """The positions that a text's attention to itself has in its scores."""
+    return None if config.positions in ("sinusoidal", "learned") else config.positions
+
+
+def _attention(
+    config: TransformerConfig, rngs: nnx.Rngs, positions: str | None = None
+) -> regard.nnx.MultiHeadAttention:
     return regard.nnx.MultiHeadAttention(
         config.heads,
         config.embedding,
         score=config.scores,
+        positions=positions,
         dtype=config.compute_dtype,
         rngs=rngs,
     )
@@ -292,7 +316,8 @@ def _look(
 
 
 class Places(nnx.Module):
-    """Adds to each embedding what says where it stands; embeddings are brought to unit variance.
+    """Adds to each embedding what says where it stands, unless scores do; embeddings are brought to
+    unit variance.
 
     Parameters: `table` (max_positions, embedding), where positions are learned.
     """
@@ -308,8 +333,10 @@ class Places(nnx.Module):
     def __call__(self, embedded: Array, at: Array, longest: int) -> Array:
         """[B, T, embedding], int32 [B|1, T] -> [B, T, embedding]; no position is above longest."""
         scaled = embedded.astype(jnp.float32) * math.sqrt(self.config.embedding)
-        if self.table is None:
+        if self.config.positions == "sinusoidal":
             return scaled + sinusoids(at, self.config.embedding)
+        if self.table is None:
+            return scaled
         if longest > self.config.max_positions:
             raise ValueError(
                 "learned positions end with the table that was trained. Got a text of up to "
