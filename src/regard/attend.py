@@ -377,7 +377,14 @@ def _arrays(given: dict[str, Any], valid_lens: Array | None, score: Score) -> di
 
 
 def _named(implementation: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
-    return implementation if isinstance(implementation, str | None) else tuple(implementation)
+    if isinstance(implementation, str | None):
+        return implementation
+    if not isinstance(implementation, Sequence):
+        raise TypeError(
+            "implementation must be None, a name, or a sequence of names in order of preference. "
+            f"Got {implementation!r}. Fix: implementation=None picks one."
+        )
+    return tuple(implementation)
 
 
 class Program(NamedTuple):
