@@ -14,35 +14,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.pool.backend import Problem, Request
+from regard.pool.backend import Problem
 from regard.pool.merge import log_sum_exp
 from regard.pool.reference import dropped_out, masked_scores
 from regard.pool.score_plan import ScorePlan
 from regard.score.contract import Lift, accumulation_dtype, matmul_precision, repeat_heads
 
-# Queries per key head: up to the first number products read keys in place, up to the second they
-# read a copy, and past that tiles are as fast (two CPU cores, 8 key heads of 1,024 keys and width
-# 64: 4 queries 2.3 ms in place, 2.7 from a copy; 8 queries 2.5 and 1.9; 32 queries 14 and 5.0).
-MOST_IN_PLACE, MOST_ROWS = 4, 32
-
-
-def is_few(request: Request) -> bool:
-    """Whether a call has few queries, and a score that is an inner product with no range."""
-    axes = request.axes
-    if (
-        axes.symbolic()
-        or axes.empty()
-        or request.device.platform != "cpu"
-        or jax.device_count() > 1
-    ):
-        return False
-    if axes.N // axes.K * axes.T > MOST_ROWS:
-        return False
-    if not request.normalize.uses_scores:
-        return True
-    plan = request.plan(tile_form=False)
-    lift = plan.paths[0].lift
-    return lift is not None and lift.expansion is None and plan.in_range is None
+# Queries per key head: up to this number products read keys in place, past it they read a copy (two
+# CPU cores, 8 key heads of 1,024 keys and width 64: 4 queries 2.3 ms in place, 2.7 from a copy;
+# 8 queries 2.5 and 1.9; 32 queries, from where on tiles are as fast, 14 and 5.0).
+MOST_IN_PLACE = 4
 
 
 @jax.custom_jvp
