@@ -186,13 +186,12 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
         ValueError: for an unknown name.
         NotImplementedError: where every backend asked for refuses; the message has all reasons.
     """
-    asked = None
+    asked = as_names(implementation)
     candidates = [rule.backend for rule in REGISTRY if rule.prefers(request)]
     fix = "no sequence_axis="  # only a sharded sequence is refused by all that prefer it
     if request.sequence is not None:
         candidates = [backend for backend in candidates if backend.takes_sharded_sequences]
-    if implementation is not None:
-        asked = (implementation,) if isinstance(implementation, str) else tuple(implementation)
+    if asked is not None:
         candidates, fix = [named(name) for name in asked], "implementation=None picks one"
         if not asked:
             raise ValueError(f"implementation names no backend: known are {_known()}.")
@@ -206,6 +205,18 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
     which = "implementation" if asked is None else "asked-for implementation"
     over = f" over mesh axis {request.sequence.axis!r}" if request.sequence is not None else ""
     raise NotImplementedError(f"no {which} can do this{over}.\n{listed}\nFix: {fix}.")
+
+
+def as_names(implementation: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """The caller's implementation= as names in order of preference; None picks by the rules."""
+    if implementation is None:
+        return None
+    if not isinstance(implementation, Sequence):
+        raise TypeError(
+            "implementation must be None, a name, or a sequence of names in order of preference. "
+            f"Got {implementation!r}. Fix: implementation=None picks one."
+        )
+    return (implementation,) if isinstance(implementation, str) else tuple(implementation)
 
 
 def named(name: str) -> Backend:
