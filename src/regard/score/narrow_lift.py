@@ -12,7 +12,8 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from regard.score.contract import Lift, over_shares, repeat_heads
+from regard.placement import over_shares
+from regard.score.contract import Lift, repeat_heads
 from regard.score.narrow_features import NarrowExpansion, chebyshev, squash
 from regard.score.narrow_table import (
     DEVIATIONS,
