@@ -5,7 +5,7 @@ registers: the polynomials T_0, T_1, ... are never stored.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,9 @@ from regard.placement import kernel_result, vary_as
 from regard.pool.kernels.program_rows import grid, lanes_of, program, whole
 from regard.score.narrow_features import NarrowExpansion
 
-ROWS = 32  # of one program: each coefficient that it loads serves all of them
+# Of one program: each coefficient that it loads serves all of its rows. As many as leave no
+# register spilled, compiled for sm_90: up to MOST_FEATURES twice as many in the forward pass.
+ROWS, MOST_FEATURES = 16, 8
 
 
 def can(query: Array, key: Array) -> bool:
@@ -34,7 +36,8 @@ def features(
     def side(rows: Array, squash: tuple[Array, Array], polynomials: Array, amplitude: Any) -> Array:
         rank, terms, h = polynomials.shape[2:]
         static = _Static(rank, terms, jnp.dtype(dtype), interpret)
-        flat = polynomials.reshape(*polynomials.shape[:2], rank * terms, h)
+        by_term = polynomials.swapaxes(2, 3)  # what one step of the loop reads lies together
+        flat = by_term.reshape(*polynomials.shape[:2], terms * rank, h)
         return _features(static, rows, _Tables(*squash, flat), amplitude)
 
     one = expansion
@@ -54,7 +57,7 @@ class _Tables(NamedTuple):
 
     Attributes:
         scale, shift: of the squash, [..., 1, h].
-        polynomials: [..., rank · terms, h].
+        polynomials: [..., terms · rank, h].
     """
 
     scale: Array
@@ -65,16 +68,20 @@ class _Tables(NamedTuple):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _features(static: _Static, rows: Array, tables: _Tables, amplitude: Array | None) -> Array:
     """[B, N, T, h] -> [B, N, T, rank h]: amplitude · p_j(tanh(scale x + shift))."""
-    h = rows.shape[-1]
+    h, block = rows.shape[-1], ROWS
+    if static.rank <= MOST_FEATURES and rows.shape[2] % (2 * ROWS) == 0:
+        block = 2 * ROWS
 
     def kernel(*refs: Any) -> None:
         *inputs, out = refs
-        at, lanes = program(rows, ROWS)
+        at, lanes = program(rows, block)
         t = _squashed(inputs, at, lanes)
-        totals: list[Any] = [0.0] * static.rank
-        for m, (value, _) in enumerate(_recurrence(t, static.terms)):
-            for j in range(static.rank):
-                totals[j] = totals[j] + _coefficient(static, inputs[3], j, m, lanes) * value
+
+        def add(m: Any, value: Array, slope: Array, totals: list[Array]) -> list[Array]:
+            found = _coefficients(static, inputs[3], m, lanes)
+            return [total + one * value for total, one in zip(totals, found, strict=True)]
+
+        totals = _sum_over_terms(static, t, add, [jnp.zeros(t.shape, t.dtype)] * static.rank)
         for j, total in enumerate(totals):
             if amplitude is not None:
                 total = total * plt.load(inputs[4].at[pl.ds(0, 1), lanes])
@@ -86,7 +93,7 @@ def _features(static: _Static, rows: Array, tables: _Tables, amplitude: Array | 
     shape = (*rows.shape[:3], static.rank * h)
     return pl.pallas_call(
         kernel,
-        grid=grid(rows, ROWS),
+        grid=grid(rows, block),
         in_specs=[whole(array.shape, rows.shape[1]) for array in inputs],
         out_specs=whole(shape, rows.shape[1]),
         out_shape=kernel_result(shape, static.dtype, inputs),
@@ -114,18 +121,21 @@ def _backward(static: _Static, residuals: Any, d_features: Array) -> Any:
             for j in range(static.rank)
         ]
         given = [one.astype(jnp.float32) for one in given]
-        d_t, pooled = jnp.zeros(t.shape, jnp.float32), jnp.zeros(t.shape, jnp.float32)
-        for m, (value, slope) in enumerate(_recurrence(t, static.terms)):
-            total: Any = 0.0
-            for j in range(static.rank):
-                total = total + _coefficient(static, inputs[3], j, m, lanes) * given[j]
-            d_t = d_t + total * slope
-            if amplitude is not None:
-                pooled = pooled + total * value
+
+        def add(m: Any, value: Array, slope: Array, sums: list[Array]) -> list[Array]:
+            found = _coefficients(static, inputs[3], m, lanes)
+            total = functools.reduce(
+                jnp.add, (one * d for one, d in zip(found, given, strict=True))
+            )
+            return [of + total * by for of, by in zip(sums, (slope, value), strict=False)]
+
+        sides = 1 if amplitude is None else 2
+        zeros = [jnp.zeros(t.shape, jnp.float32)] * sides
+        d_t, *pooled = _sum_over_terms(static, t, add, zeros)
         d_x = d_t * (1.0 - t * t) * plt.load(inputs[1].at[pl.ds(0, 1), lanes])
         if amplitude is not None:
             d_x = d_x * plt.load(inputs[4].at[pl.ds(0, 1), lanes])
-            plt.store(more[0].at[pl.ds(pl.program_id(0), 1), lanes], pooled.sum(axis=0)[None, :])
+            plt.store(more[0].at[pl.ds(pl.program_id(0), 1), lanes], pooled[0].sum(axis=0)[None, :])
         plt.store(d_rows_ref.at[at, lanes], d_x)
 
     inputs = [d_features, rows, *tables] + ([] if amplitude is None else [amplitude])
@@ -161,17 +171,24 @@ def _squashed(inputs: Any, at: Any, lanes: Any) -> Array:
     return 1.0 - 2.0 / (1.0 + jnp.exp(2.0 * (z + plt.load(shift.at[one, lanes]))))
 
 
-def _coefficient(static: _Static, ref: Any, j: int, m: int, lanes: Any) -> Array:
-    """Of T_m in feature j, [1, lanes]."""
-    return plt.load(ref.at[pl.ds(j * static.terms + m, 1), lanes])
+def _coefficients(static: _Static, ref: Any, m: Any, lanes: Any) -> list[Array]:
+    """Of T_m in each feature, [1, lanes]."""
+    return [plt.load(ref.at[pl.ds(m * static.rank + j, 1), lanes]) for j in range(static.rank)]
 
 
-def _recurrence(t: Array, terms: int) -> Iterator[tuple[Any, Any]]:
-    """T_m(t) and its derivative m U_{m-1}(t), for m = 0, 1, ..."""
-    before, value = jnp.ones(t.shape, t.dtype), t
-    slope_before, slope = jnp.zeros(t.shape, t.dtype), jnp.ones(t.shape, t.dtype)
-    yield before, slope_before
-    for m in range(1, terms):
-        yield value, m * slope
-        before, value = value, 2.0 * t * value - before
-        slope_before, slope = slope, 2.0 * t * slope - slope_before
+def _sum_over_terms(
+    static: _Static, t: Array, add: Callable[..., list[Array]], zeros: list[Array]
+) -> list[Array]:
+    """add(m, T_m(t), its derivative m U_{m-1}(t), sums) for m = 0, 1, ...; a loop, so that the
+    coefficients of one m are in registers, and not of all.
+    """
+    one, none = jnp.ones(t.shape, t.dtype), jnp.zeros(t.shape, t.dtype)
+
+    def step(m: Array, carry: Any) -> Any:
+        (before, value), (slope_before, slope), sums = carry
+        sums = add(m, value, m.astype(jnp.float32) * slope, sums)
+        values = value, 2.0 * t * value - before
+        return values, (slope, 2.0 * t * slope - slope_before), sums
+
+    start = (one, t), (none, one), add(0, one, none, zeros)
+    return jax.lax.fori_loop(1, static.terms, step, start)[2]
