@@ -38,16 +38,24 @@ if ON_GPU:  # float32 against an oracle: not TF32, JAX's default there (test_pre
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
+LEFT_OUT = pytest.StashKey[collections.Counter[str]]()  # how many tests, by reason
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
-def pytest_collection_modifyitems(items):
-    """Without a GPU, skip the tests that are marked `gpu`, and say why. Of a parametrized test in a
-    module that is marked `sampled`, mark all but a few cases, evenly spaced, as slow.
+def pytest_collection_modifyitems(config, items):
+    """Leave out what cannot run here, rather than to skip it case by case. Of a parametrized test
+    in a module that is marked `sampled`, mark all but a few cases, evenly spaced, as slow.
     """
+    reasons = {item: reason for item in items if (reason := _why_not(item))}
+    if reasons:
+        config.hook.pytest_deselected(items=list(reasons))
+        items[:] = [item for item in items if item not in reasons]
+    config.stash[LEFT_OUT] = collections.Counter(reasons.values())
+    if hasattr(config, "workeroutput"):  # of a worker of xdist; it reaches the terminal below
+        config.workeroutput["left_out"] = dict(config.stash[LEFT_OUT])
     tests = collections.defaultdict(list)
     for item in items:
-        if not ON_GPU and "gpu" in item.keywords:
-            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
-        elif "sampled" in item.keywords and hasattr(item, "callspec") and item.cls is None:
+        if "sampled" in item.keywords and hasattr(item, "callspec") and item.cls is None:
             tests[item.path, item.originalname].append(item)  # classes: see cases.tiered
     for cases in tests.values():
         most = cases[0].get_closest_marker("sampled").args[0]
@@ -55,6 +63,27 @@ def pytest_collection_modifyitems(items):
         for i, item in enumerate(cases):
             if i not in kept:
                 item.add_marker(pytest.mark.slow)
+
+
+def _why_not(item):
+    """Why a test cannot run here, where its marks say so; on a GPU, a `gpu` test has to."""
+    if "gpu" in item.keywords:
+        return None if ON_GPU else "needs a GPU"
+    conditions = ((mark.args[0], mark.kwargs["reason"]) for mark in item.iter_markers("skipif"))
+    return next((reason for holds, reason in conditions if holds), None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Every worker of xdist collects all tests: what one left out, all did."""
+    node.config.stash[LEFT_OUT] = collections.Counter(
+        getattr(node, "workeroutput", {}).get("left_out")
+    )
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for reason, count in config.stash.get(LEFT_OUT, {}).items():
+        terminalreporter.write_line(f"left out: {count} tests ({reason})")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+import jax.numpy as jnp
+
 from regard.pool.backend import Backend, Request
 from regard.pool.blockwise import Blockwise
 from regard.pool.cudnn import CuDNN
-from regard.pool.few_queries import is_few
 from regard.pool.pallas import Pallas
 from regard.pool.reference import Reference
 from regard.pool.ring import Ring
-from regard.score.contract import describe_products
+from regard.score.contract import chosen_precision
 
 # Where the whole [B, N, T, S] array has at most this many numbers, its memory does not matter, and
 # one dense pass is a small program that any device runs quickly.
@@ -36,7 +37,7 @@ def _small(request: Request) -> bool:
         return False
     lift = request.lift  # asked last: it traces the score
     product = lift is not None and lift.expansion is None and lift.key_bias is None
-    return product and not is_few(request)
+    return product and not request.has_few_queries
 
 
 class Rule(NamedTuple):
@@ -111,7 +112,7 @@ class Choice:
     def reason(self) -> str:
         """What runs, in one line."""
         request = self.request
-        products = describe_products(request.dtype, request.device.platform)
+        products = _describe_products(request)
         reason = self.backend.describe(request) + products
         if self.asked is None:
             return reason
@@ -198,6 +199,15 @@ def _refusal(backend: Backend, request: Request) -> str | None:
         axes = request.axes
         return f"needs sizes that are numbers (here B = {axes.B}, T = {axes.T}, S = {axes.S})"
     return backend.refuses(request)
+
+
+def _describe_products(request: Request) -> str:
+    """How float32 is multiplied on a GPU; "" elsewhere."""
+    if request.device.platform != "gpu" or request.dtype != jnp.float32:
+        return ""
+    chosen = chosen_precision()
+    how = "in TF32, JAX's default" if chosen is None else f"by the setting {chosen!r}"
+    return f"; float32 products {how} (jax.default_matmul_precision)"
 
 
 def _in_short(others: dict[str, str]) -> list[str]:

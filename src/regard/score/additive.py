@@ -14,14 +14,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool
 
-from regard.placement import current_platform, with_value
+from regard.placement import current_platform, over_shares, with_value
 from regard.score.contract import (
     Lift,
     Score,
     TileForm,
     accumulation_dtype,
     matmul_precision,
-    over_shares,
     project,
     repeat_heads,
     with_heads,

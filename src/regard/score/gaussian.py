@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.placement import current_platform
+from regard.placement import current_platform, over_shares
 from regard.score.contract import (
     KeyPolynomial,
     Lift,
@@ -16,7 +16,6 @@ from regard.score.contract import (
     accumulation_dtype,
     as_multiplied,
     over_heads,
-    over_shares,
     repeat_heads,
     require_one_width,
     with_heads,
