@@ -23,7 +23,7 @@ from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of, explicit_mesh, in_force, on_device, shard_as_queries
 from regard.pool import choose as registry
 from regard.pool.backend import Backend, Problem, Request
-from regard.pool.choose import Choice, choose
+from regard.pool.choose import Choice, as_names, choose
 from regard.pool.merge import finish_with_sink
 from regard.pool.reference import dense_weights
 from regard.score.additive import LiftPolicy, lift_policy
@@ -274,13 +274,12 @@ def _collect(
 class Static(NamedTuple):
     """The keywords of a call that are no arrays."""
 
-    implementation: str | tuple[str, ...] | None
+    implementation: tuple[str, ...] | None
     options: tuple[tuple[str, Any], ...]
 
     @classmethod
     def of(cls, implementation: str | Sequence[str] | None, options: dict[str, Any]) -> "Static":
-        named = implementation if isinstance(implementation, str | None) else tuple(implementation)
-        return cls(named, tuple(options.items()))
+        return cls(as_names(implementation), tuple(options.items()))
 
     def prepare(self, arrays: dict[str, Any], device: Device) -> tuple[Problem, Request]:
         return prepare(**arrays, **dict(self.options), device=device)

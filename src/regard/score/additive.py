@@ -255,6 +255,9 @@ class Additive(Score):
     def tanh_vector(self) -> Array:
         return self.vector
 
+    def projects_keys(self) -> bool:
+        return self.key_kernel is not None
+
     def scaled(self, factor: Array) -> Score:
         return replace(self, vector=factor[..., None] * self.vector)
 

@@ -61,7 +61,8 @@ class Score:
         be forms of another score; one that redefines `lift` inherits nothing stated about it.
         """
         super().__init_subclass__()
-        stated = ("sums_over_shares", "static_scale", "tanh_vector", "about_keys", "scaled")
+        stated: tuple[str, ...] = ("sums_over_shares", "static_scale", "about_keys", "scaled")
+        stated = (*stated, "tanh_vector", "projects_keys")
         equal = ("lift", "tile_form", "scores_back", "projected", "prepared", "placed", *stated)
         for name in equal if "scores" in vars(cls) else stated if "lift" in vars(cls) else ():
             if name not in vars(cls):
@@ -179,6 +180,10 @@ class Score:
     def tanh_vector(self) -> Array | None:
         """w, where the projected score is wᵀ tanh(x + y); there is a kernel for that."""
         return None
+
+    def projects_keys(self) -> bool:
+        """Whether `projected` does more to keys than to widen their numbers."""
+        return True
 
     # What a sum or a multiple may ask ---------------------------------------------------------
 
