@@ -163,9 +163,10 @@ class Choice:
     def explain(self, verbose: bool) -> str:
         """For `regard.explain`: two lines, or all."""
         first, others = f"{self.backend.name} runs: {self.reason()}", self.why_not()
-        heads = [first]
-        if self.request.label != type(self.request.score).__name__:  # of parts, or placed
-            heads.append(f"score: {self.request.label}")
+        heads, request = [first], self.request
+        terms = [name for name in ("softcap", "sink") if getattr(request, name)]
+        if terms or request.label != type(request.score).__name__:  # of parts, or placed
+            heads.append(f"score: {', '.join([request.label, *terms])}")
         if not verbose:
             return "\n".join([*heads, *_in_short(others)])
         lines = [*heads, *(f"not {name}: {reason}" for name, reason in others.items())]
