@@ -83,6 +83,13 @@ class Kernel(_OverSum):
     f: Callable[[Array], Array]
     shift_invariant: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if not callable(self.f):
+            raise TypeError(
+                f"{type(self).__name__} needs a function f of the scores. Got {self.f!r}. Fix: "
+                f"{type(self).__name__}(jax.nn.relu)."
+            )
+
     @property
     def in_kernels(self) -> bool:  # type: ignore[override]
         return _is_arithmetic(self.f)

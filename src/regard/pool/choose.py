@@ -164,9 +164,10 @@ class Choice:
     def explain(self, verbose: bool) -> str:
         """For `regard.explain`: two lines, or all."""
         first, others = f"{self.backend.name} runs: {self.reason()}", self.why_not()
-        heads = [first]
-        if self.request.label != type(self.request.score).__name__:  # of parts, or placed
-            heads.append(f"score: {self.request.label}")
+        heads, request = [first], self.request
+        terms = [name for name in ("softcap", "sink") if getattr(request, name)]
+        if terms or request.label != type(request.score).__name__:  # of parts, or placed
+            heads.append(f"score: {', '.join([request.label, *terms])}")
         if not verbose:
             return "\n".join([*heads, *_in_short(others)])
         lines = [*heads, *(f"not {name}: {reason}" for name, reason in others.items())]
@@ -187,13 +188,12 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
         ValueError: for an unknown name.
         NotImplementedError: where every backend asked for refuses; the message has all reasons.
     """
-    asked = None
+    asked = as_names(implementation)
     candidates = [rule.backend for rule in REGISTRY if rule.prefers(request)]
     fix = "no sequence_axis="  # only a sharded sequence is refused by all that prefer it
     if request.sequence is not None:
         candidates = [backend for backend in candidates if backend.takes_sharded_sequences]
-    if implementation is not None:
-        asked = (implementation,) if isinstance(implementation, str) else tuple(implementation)
+    if asked is not None:
         candidates, fix = [named(name) for name in asked], "implementation=None picks one"
         if not asked:
             raise ValueError(f"implementation names no backend: known are {_known()}.")
@@ -207,6 +207,18 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
     which = "implementation" if asked is None else "asked-for implementation"
     over = f" over mesh axis {request.sequence.axis!r}" if request.sequence is not None else ""
     raise NotImplementedError(f"no {which} can do this{over}.\n{listed}\nFix: {fix}.")
+
+
+def as_names(implementation: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """The caller's implementation= as names in order of preference; None picks by the rules."""
+    if implementation is None:
+        return None
+    if not isinstance(implementation, Sequence):
+        raise TypeError(
+            "implementation must be None, a name, or a sequence of names in order of preference. "
+            f"Got {implementation!r}. Fix: implementation=None picks one."
+        )
+    return (implementation,) if isinstance(implementation, str) else tuple(implementation)
 
 
 def named(name: str) -> Backend:
