@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -297,9 +296,8 @@ class Translator:
         return next_words(*given)
 
     def _looks(self, batch: Batch, explain: bool, hurry: bool) -> Array:
-        source, lens, before, written = (
-            jnp.asarray(array)
-            for array in (batch.source, batch.source_lens, batch.target_in, batch.target_out)
+        source, lens, before, written = jax.device_put(
+            (batch.source, batch.source_lens, batch.target_in, batch.target_out)
         )
         if explain:
             return programs.explained(self.model, source, lens, before, written, hurry=hurry)
@@ -334,7 +332,7 @@ class Translator:
         for group in groups(lengths, tokens=tokens, known=known, whole=whole_batches):
             examples = [(ids[i], ()) for i in group.members]
             batch = Batch.of(examples, rows=group.rows, width=group.width)
-            given = jnp.asarray(batch.source), jnp.asarray(batch.source_lens)
+            given = jax.device_put((batch.source, batch.source_lens))
             hypotheses = programs.search(self.model, *given, search, n_best, hurry=hurry)
             best = jax.tree.map(np.asarray, hypotheses)
             self._compiled.add((kind, group.rows, group.width))
