@@ -54,7 +54,8 @@ def stand_in():
 
     def by_xla(*tensors, implementation, **keywords):
         assert implementation == "cudnn"
-        wide = [x.astype(jnp.float32) for x in tensors]  # 16-bit sums of a CPU are not cuDNN's
+        # 16-bit sums of a CPU are not cuDNN's.
+        wide = [None if x is None else x.astype(jnp.float32) for x in tensors]
         return attention(*wide, implementation="xla", **keywords).astype(tensors[0].dtype)
 
     _pool.clear_cache()

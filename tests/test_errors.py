@@ -18,6 +18,7 @@ def ones(*shape, dtype=jnp.float32):
 
 Q, K, V = ones(2, 3, 4), ones(2, 5, 4), ones(2, 5, 6)
 Q4, K4, V4 = ones(2, 3, 4, 8), ones(2, 5, 2, 8), ones(2, 5, 2, 6)
+KEYS = jax.random.split(jax.random.key(0), 2)
 KERNEL, VECTOR = ones(4, 7), ones(7)
 attend = partial(regard.attend, Q, K, V)
 attend_heads = partial(regard.attend, Q4, K4, V4)
@@ -383,7 +384,70 @@ BAD = {
         ValueError,
         ["dropout_rate must be in [0, 1)", "-0.1"],
     ),
+    "dropout by a seed": (
+        lambda: attend(dropout_rate=0.1, dropout_rng=0),
+        TypeError,
+        ["dropout_rng must be one JAX key", "Got 0", "jax.random.key(seed)"],
+    ),
+    "dropout by several keys": (
+        lambda: attend(dropout_rate=0.1, dropout_rng=KEYS),
+        TypeError,
+        ["dropout_rng must be one JAX key", "jax.vmap"],
+    ),
+    "dropout by a word": (
+        lambda: attend(dropout_rate=0.1, dropout_rng="seed"),
+        TypeError,
+        ["dropout_rng must be one JAX key", "rngs.dropout()"],
+    ),
+    "dropout rate by name": (
+        lambda: attend(dropout_rate="high", dropout_rng=jax.random.key(0)),
+        TypeError,
+        ["dropout_rate must be a number known before", "'high'"],
+    ),
+    "traced dropout rate": (
+        lambda: jax.jit(lambda r: attend(dropout_rate=r, dropout_rng=jax.random.key(0)))(0.5),
+        TypeError,
+        ["dropout_rate must be a number known before", "static argument"],
+    ),
+    # what is no array at all
+    "no query": (lambda: regard.attend(None, K, V), TypeError, ["query must be an array", "None"]),
+    "bias by name": (lambda: attend(bias="alibi"), TypeError, ["bias must be an array", "'alibi'"]),
+    "mask by name": (
+        lambda: attend(mask="causal"),
+        TypeError,
+        ["mask must be a regard.Mask", "'causal'", "regard.Mask.causal()"],
+    ),
+    "mask without parentheses": (
+        lambda: attend(mask=regard.Mask.causal),
+        TypeError,
+        ["mask must be a regard.Mask", "regard.Mask.causal()"],
+    ),
+    "implementation by number": (
+        lambda: attend(implementation=3),
+        TypeError,
+        ["implementation must be None, a name, or a sequence", "Got 3"],
+    ),
+    "Kernel of a number": (
+        lambda: regard.Kernel(3.0),
+        TypeError,
+        ["Kernel needs a function f", "3.0", "Kernel(jax.nn.relu)"],
+    ),
+    "8 bits": (
+        lambda: regard.attend(Q, ones(2, 5, 4, dtype=jnp.float8_e4m3fn), V),
+        TypeError,
+        ["key must have 16 bits or more", "key [2, 5, 4]", "float8_e4m3fn", "jnp.bfloat16"],
+    ),
+    "merge of a list": (
+        lambda: regard.merge([(ones(3, 4), ones(3))]),
+        TypeError,
+        ["merge takes each part as an argument", "merge(*parts)"],
+    ),
     # maps
+    "resolution of one number": (
+        lambda: regard.attention_map(Q, K, resolution=5),
+        ValueError,
+        ["resolution must be two positive integers", "Got 5"],
+    ),
     "resolution of zero": (
         lambda: regard.attention_map(Q, K, resolution=(0, 5)),
         ValueError,
@@ -453,5 +517,6 @@ def test_what_is_not_an_error():
         assert attend(valid_lens=jnp.asarray(lens)).shape == (2, 3, 6)
     assert attend(mask=ones(5, dtype=bool)).shape == (2, 3, 6)
     assert attend(bias=ones(2, 1, 5)).shape == (2, 3, 6)
+    assert regard.attention_map(Q, K, resolution=(np.int64(2), 9)).shape == (2, 2, 5)
     assert attend(dropout_rng=jax.random.key(0)).shape == (2, 3, 6)
     assert attend(score=regard.Bilinear(ones(4, 4))).shape == (2, 3, 6)

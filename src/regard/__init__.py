@@ -6,7 +6,7 @@ normalize -> pool.
 
 import importlib.metadata
 
-from regard.attend import attend, explain, masked_softmax, scores, weights
+from regard.attend import attend
 from regard.mask import Mask
 from regard.memory import Memory
 from regard.normalize import Cone, Hard, Kernel, Normalizer, Softmax, Sparsemax, Uniform
@@ -23,6 +23,7 @@ from regard.score import (
     Score,
 )
 from regard.summary import Summary, attention_map, summarize
+from regard.weights import explain, masked_softmax, scores, weights
 
 try:
     __version__ = importlib.metadata.version("regard")

@@ -1,31 +1,34 @@
-"""attend, weights, scores, explain: check, choose, run. No backend is named here.
+"""attend: check, choose, run. No backend is named here.
 
-front_door.py checks the arguments, pool/choose.py picks a backend, and `_pool` and `_weights` run
-it: score -> mask -> normalize -> pool.
+front_door.py checks the arguments, pool/choose.py picks a backend, and `_pool` runs it:
+score -> mask -> normalize -> pool. What looks at the same pipeline is in weights.py.
 """
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Required, Unpack, cast, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.sharding import SingleDeviceSharding
 
-from regard import eager
 from regard.front_door import DOT, Pipeline, prepare
-from regard.mask import Mask, resolve
+from regard.mask import Mask, as_lens
 from regard.memory import Memory
 from regard.normalize import Normalizer, Softmax
-from regard.placement import Device, device_of, explicit_mesh, on_device, shard_as_queries
+from regard.placement import Device, device_of, explicit_mesh, in_force, on_device, shard_as_queries
+from regard.pool import choose as registry
 from regard.pool.backend import Backend, Problem, Request
-from regard.pool.choose import Choice, choose
+from regard.pool.choose import Choice, as_names, choose
 from regard.pool.merge import finish_with_sink
 from regard.pool.reference import dense_weights
 from regard.score.additive import LiftPolicy, lift_policy
-from regard.score.contract import Score, accumulation_dtype, require_pytree
-from regard.shapes import check, check_scores
+from regard.score.contract import Score, accumulation_dtype
+from regard.shapes import check
 
 
 class Options(Pipeline, total=False):
@@ -195,20 +198,18 @@ def attend(
         raise ValueError("attend needs query, key and value, or a query and a regard.Memory.")
     options: dict[str, Any] = dict(normalize=normalize, dropout_rate=dropout_rate)
     options |= dict(mesh=mesh, sequence_axis=sequence_axis, softcap=softcap, return_lse=return_lse)
-    arrays: dict[str, Any] = dict(query=query, key=key, value=value, bias=bias)
-    arrays |= {} if score is DOT else dict(score=score)
-    arrays |= dict(valid_lens=valid_lens, mask=mask, sink=sink, dropout_rng=dropout_rng)
+    arrays = arrays_of(dict(query=query, key=key, value=value, bias=bias), valid_lens, score)
+    arrays |= dict(mask=mask, sink=sink, dropout_rng=dropout_rng)
     arrays |= dict(query_positions=query_positions, key_positions=key_positions)
     asked = dict(out=True, weights=return_weights, lse=return_lse, flag=return_lifted)
     wanted = tuple(name for name, given in asked.items() if given)
-    asked_for = implementation if isinstance(implementation, str | None) else tuple(implementation)
-    static = Static(asked_for, tuple(options.items()))
-    program = eager.program_of(arrays, static, _program) if mesh is sequence_axis is None else None
+    static = Static.of(implementation, options)
+    program = program_of(arrays, static) if mesh is sequence_axis is None else None
     if program is not None:
         return _collect(
             wanted,
             _pool_whole(arrays, static, program),
-            functools.partial(_weigh_whole, arrays, static, program),
+            functools.partial(weigh_whole, arrays, static, program),
         )
     call = functools.partial(_attend, implementation=implementation, wanted=wanted, **options)
     held = [key.key] if isinstance(key, Memory) else [key, value]
@@ -220,144 +221,11 @@ def attend(
     return shard_as_queries(explicit, call, arrays, wanted)
 
 
-def weights(
-    query: Array,
-    key: Array | Memory,
-    *,
-    score: Score = DOT,
-    valid_lens: Array | None = None,
-    mask: Mask | Array | None = None,
-    bias: Array | None = None,
-    normalize: Normalizer = Softmax(),
-    query_positions: Array | None = None,
-    key_positions: Array | None = None,
-    softcap: float | None = None,
-    sink: Array | float | None = None,
-    implementation: str | Sequence[str] | None = None,
-) -> Array:
-    """The weights alpha(q, k) that `attend` pools with, as a dense array.
-
-    Scores come by the same path as in `attend` (lifted or not), so these are the weights it
-    used, up to rounding. For lengths whose T×S does not fit, see `summarize` and
-    `attention_map`.
-
-    Example:
-        >>> import jax.numpy as jnp, regard
-        >>> x = jnp.zeros((2, 1))
-        >>> regard.weights(x, x, mask=regard.Mask.causal()).tolist()
-        [[1.0, 0.0], [0.5, 0.5]]
-
-    Returns:
-        (T, S), (B, T, S) or (B, N, T, S), float32 or wider.
-    """
-    pipeline: dict[str, Any] = dict(score=score, valid_lens=valid_lens, mask=mask, bias=bias)
-    pipeline |= dict(normalize=normalize)
-    pipeline |= dict(query_positions=query_positions, key_positions=key_positions)
-    pipeline |= dict(softcap=softcap, sink=sink)
-    problem, request = prepare(query, key, None, **cast(Any, pipeline))
-    return _weights(problem, Program.of(choose(request, implementation)))
-
-
-def scores(
-    query: Array,
-    key: Array | Memory,
-    *,
-    score: Score = DOT,
-    query_positions: Array | None = None,
-    key_positions: Array | None = None,
-) -> Array:
-    """a(q, k) by its definition: no lift, no mask.
-
-    Example:
-        >>> import jax.numpy as jnp, regard
-        >>> regard.scores(jnp.ones((1, 4)), jnp.ones((2, 4))).tolist()
-        [[2.0, 2.0]]
-
-    Returns:
-        (T, S), (B, T, S) or (B, N, T, S), float32 or wider.
-    """
-    places: Any = dict(query_positions=query_positions, key_positions=key_positions)
-    problem, request = prepare(query, key, None, score=score, **places)
-    return _scores(problem, Program.of(choose(request, "reference")))
-
-
-def masked_softmax(
-    scores: Array, valid_lens: Array | None = None, mask: Mask | Array | None = None
-) -> Array:
-    """Softmax over the keys that take part; a row without any is 0, never NaN.
-
-    Example:
-        >>> import jax.numpy as jnp, regard
-        >>> x = jnp.zeros((2, 2, 4))
-        >>> regard.masked_softmax(x, jnp.array([2, 0]))[:, 0].tolist()
-        [[0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
-
-    Args:
-        scores: (T, S), (B, T, S) or (B, N, T, S).
-        valid_lens: as in `attend`.
-        mask: as in `attend`.
-
-    Returns:
-        The weights, in the scores' shape and dtype; the softmax itself is float32 or wider.
-    """
-    scores = jnp.asarray(scores)
-    axes = check_scores(scores)
-    allowed = resolve(mask, valid_lens, axes).dense(axes)
-    wide = scores.astype(accumulation_dtype(scores.dtype)).reshape(axes.B, axes.N, axes.T, axes.S)
-    if allowed is not None:
-        allowed = jnp.broadcast_to(allowed, wide.shape)
-        wide = jnp.where(allowed, wide, -jnp.inf)
-    return Softmax()(wide, allowed).reshape(scores.shape).astype(scores.dtype)
-
-
-def explain(
-    query: Array,
-    key: Array | Memory,
-    value: Array | None = None,
-    *,
-    verbose: bool = False,
-    return_weights: bool = False,
-    return_lse: bool = False,
-    return_lifted: bool = False,
-    implementation: str | Sequence[str] | None = None,
-    **options: Any,
-) -> str:
-    """Which implementation `attend` runs for these arguments, and why.
-
-    Arrays may be jax.ShapeDtypeStruct. The device is where the arrays lie; for shapes, and under
-    jax.jit, it is JAX's default device, which `jax.default_device` sets.
-
-    Example:
-        >>> import jax.numpy as jnp, regard
-        >>> x = jnp.zeros((2, 8, 4))
-        >>> print(regard.explain(x, x, x).splitlines()[0])
-        reference runs: dense, 128 weights at once; scores by definition
-
-    Args:
-        verbose: also say why each of the others does not run, and by which measured preferences.
-        implementation, options: all arguments of `attend`.
-
-    Returns:
-        Two lines; with `verbose`, one for each implementation and preference.
-    """
-    found: list[Request] = []
-    static = ("normalize", "dropout_rate", "mesh", "sequence_axis", "softcap")
-    static_options = {name: options.pop(name) for name in static if name in options}
-    static_options["return_lse"] = return_lse
-    device = device_of(query, key, value)
-    if isinstance(options.get("score"), Score):
-        require_pytree(options["score"])
-
-    value = cast(Any, key if isinstance(key, Memory) else value)
-    options.setdefault("score", DOT)
-    if options["score"] is DOT:  # the very object: known from one that the caller gave
-        static_options["score"] = options.pop("score")
-
-    def shapes_only(query: Array, key: Array, value: Array, arrays: dict[str, Any]) -> None:
-        found.append(prepare(query, key, value, device=device, **static_options, **arrays)[1])
-
-    jax.eval_shape(shapes_only, query, key, value, options)
-    return choose(found[0], implementation).explain(verbose)
+def arrays_of(given: dict[str, Any], valid_lens: Array | None, score: Score) -> dict[str, Any]:
+    """The arrays of a call, each of them one array: a list would be traced number by number."""
+    arrays = {n: jnp.asarray(x) if isinstance(x, list | tuple) else x for n, x in given.items()}
+    arrays |= {} if score is DOT else dict(score=score)
+    return arrays | dict(valid_lens=None if valid_lens is None else as_lens(valid_lens))
 
 
 class Program(NamedTuple):
@@ -386,7 +254,7 @@ def _attend(
     problem, request = prepare(query, key, value, **options)
     program = Program.of(choose(request, implementation))
     pooled = _pool(problem, program)
-    return _collect(wanted, pooled, functools.partial(_weights, problem, program))
+    return _collect(wanted, pooled, functools.partial(weigh, problem, program))
 
 
 def _collect(
@@ -406,8 +274,12 @@ def _collect(
 class Static(NamedTuple):
     """The keywords of a call that are no arrays."""
 
-    implementation: str | tuple[str, ...] | None
+    implementation: tuple[str, ...] | None
     options: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, implementation: str | Sequence[str] | None, options: dict[str, Any]) -> "Static":
+        return cls(as_names(implementation), tuple(options.items()))
 
     def prepare(self, arrays: dict[str, Any], device: Device) -> tuple[Problem, Request]:
         return prepare(**arrays, **dict(self.options), device=device)
@@ -432,9 +304,9 @@ def _pool_whole(
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
-def _weigh_whole(arrays: dict[str, Any], static: Static, program: Program) -> Array:
-    """`_weights` from the caller's own arrays."""
-    return _weights(static.prepare(arrays, program.device)[0], program)
+def weigh_whole(arrays: dict[str, Any], static: Static, program: Program) -> Array:
+    """`weigh` from the caller's own arrays."""
+    return weigh(static.prepare(arrays, program.device)[0], program)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -461,7 +333,7 @@ def _pool(problem: Problem, program: Program) -> tuple[Array, Array | None, Arra
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _weights(problem: Problem, program: Program) -> Array:
+def weigh(problem: Problem, program: Program) -> Array:
     """score -> mask -> normalize, dense; scores as `_pool` makes them."""
     axes = problem.axes
     if axes.empty():
@@ -472,8 +344,84 @@ def _weights(problem: Problem, program: Program) -> Array:
         return axes.callers_pairs(problem.spoiled(dense_weights(problem, scores)))
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _scores(problem: Problem, program: Program) -> Array:
-    with on_device(program.device):
-        found = program.backend.scores(problem, program.settings)
-        return problem.axes.callers_pairs(problem.spoiled(found))
+# ---------------------------------------------------------------------------------------------
+# Calls outside of jax.jit: the whole call is one compiled program, checks and all, found again by
+# what the arguments look like. Operation by operation, a small call takes longer in Python than on
+# the device, and bringing keys and values to canonical axes copies them. Arguments that are traced
+# already, that lie on several devices, or that are no arrays are run step by step, as is every call
+# that is refused.
+
+MOST = 4096  # signatures remembered
+_UNKNOWN = object()
+_programs: OrderedDict[Hashable, Any] = OrderedDict()
+
+
+class Signature(NamedTuple):
+    """What a call is compiled for: everything but the numbers in its arrays.
+
+    Attributes:
+        tree: the structure of the arguments, with what is static in a score or mask.
+        kinds: shape and dtype of each array; of a number, its type, and on a GPU, where a kernel
+            may be compiled for it, its value.
+        static: the keywords that are no arrays.
+        settings: the backends, and context variables and settings of JAX that a choice depends on.
+    """
+
+    tree: Any
+    kinds: tuple[Any, ...]
+    device: Device
+    static: Static
+    settings: Hashable
+
+
+def program_of(arrays: dict[str, Any], static: Static) -> Program | None:
+    """`_program`, found once for each signature.
+
+    None where the call has to be run step by step, and where it is refused: the call itself then
+    says why.
+    """
+    found = _signature(arrays, static)
+    if found is None:
+        return None
+    try:
+        program = _programs.get(found, _UNKNOWN)
+    except TypeError:  # a part of it that cannot be hashed
+        return None
+    if program is _UNKNOWN:
+        try:
+            program = _program(arrays, static, found.device)
+        except Exception:
+            program = None
+        _programs[found] = program
+        if len(_programs) > MOST:
+            _programs.popitem(last=False)
+    return program
+
+
+def _signature(arrays: dict[str, Any], static: Static) -> Signature | None:
+    """The signature of a call on these arrays; None where it has to be run step by step."""
+    leaves, tree = jax.tree.flatten(arrays)
+    if not all(_can_be_compiled_for(leaf) for leaf in leaves):
+        return None
+    device = device_of(leaves)
+    by_value = device.platform != "cpu"
+    kinds = tuple(
+        leaf.aval
+        if isinstance(leaf, jax.Array)
+        else (leaf.shape, leaf.dtype)
+        if isinstance(leaf, np.ndarray | np.generic)
+        else (type(leaf), leaf if by_value else None)
+        for leaf in leaves
+    )
+    config: Any = jax.config
+    numbers = config.jax_default_matmul_precision, config.jax_enable_x64
+    return Signature(tree, kinds, device, static, (*registry.REGISTRY, *numbers, *in_force()))
+
+
+def _can_be_compiled_for(leaf: Any) -> bool:
+    if isinstance(leaf, jax.Array):
+        traced = isinstance(leaf, jax.core.Tracer)
+        return not traced and type(leaf.sharding) is SingleDeviceSharding
+    if type(leaf) is int:  # larger ones do not fit the type that jit gives them
+        return abs(leaf) < 2**31
+    return type(leaf) is float or isinstance(leaf, np.ndarray | np.generic)

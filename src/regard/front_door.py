@@ -23,7 +23,7 @@ from regard.pool.sequence_axis import SequenceAxis
 from regard.score.contract import Score, promote, require_pytree
 from regard.score.dot import Dot
 from regard.score.positions import Placement, default_positions
-from regard.shapes import Axes, check, shape_error
+from regard.shapes import Axes, as_array, check, shape_error
 
 DOT = Dot()  # the default: known from a dot product that the caller asked for
 
@@ -68,7 +68,7 @@ def prepare(
     Args:
         device: that of the call; None finds it.
     """
-    query, lost, at_hand = jnp.asarray(query), None, None
+    query, lost, at_hand = as_array("query", query), None, None
     if isinstance(key, Memory):
         if key_positions is not None:
             raise ValueError("a Memory knows its keys' positions. Fix: leave key_positions= out.")
@@ -78,8 +78,8 @@ def prepare(
         key, score, lost = held.key, held.score, held.lost
         mask, valid_lens = held.mask, None
         at_hand = held.at, held.held
-    key = jnp.asarray(key)
-    value = None if value is None else jnp.asarray(value)
+    key = as_array("key", key)
+    value = None if value is None else as_array("value", value)
     axes = check(query, key, value)
     _check_parts(score, normalize, axes, query, key)
     sequence = None
@@ -91,7 +91,7 @@ def prepare(
         allowed, visible, non_empty = resolve(mask, valid_lens, axes), None, None
         if not axes.empty():
             visible, non_empty = allowed.visible_keys(axes), allowed.seeing_queries(axes)
-    bias = None if bias is None else _canonical_bias(jnp.asarray(bias), axes)
+    bias = None if bias is None else _canonical_bias(as_array("bias", bias), axes)
     softcap, sink = check_terms(softcap, sink, return_lse, normalize, axes)
     lse = return_lse or sink is not None
     seed = _seed(dropout_rate, dropout_rng)
@@ -234,7 +234,7 @@ def check_terms(
         )
     if sink is None:
         return softcap, None
-    sink = jnp.asarray(sink)
+    sink = as_array("sink", sink)
     if not jnp.issubdtype(sink.dtype, jnp.floating):
         raise TypeError(
             f"sink must be floating point: it is a score. Got sink {list(sink.shape)} of dtype "
@@ -271,6 +271,13 @@ def _canonical_bias(bias: Array, axes: Axes) -> Array:
 
 
 def _seed(rate: float, rng: Array | None) -> Array | None:
+    if isinstance(rate, jax.core.Tracer) or not isinstance(
+        rate, int | float | np.number | np.ndarray | Array
+    ):
+        raise TypeError(
+            f"dropout_rate must be a number known before the call is traced. Got {rate!r}. Fix: a "
+            "static argument of jax.jit, or dropout_rate=0.0 for none."
+        )
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"dropout_rate must be in [0, 1). Got {rate!r}.")
     if rate == 0.0:
@@ -280,4 +287,11 @@ def _seed(rate: float, rng: Array | None) -> Array | None:
             f"dropout_rate {rate} needs dropout_rng. Got None. "
             "Fix: dropout_rng=jax.random.key(seed), or dropout_rate=0.0."
         )
-    return seed_words(rng)
+    try:
+        return seed_words(rng)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            "dropout_rng must be one JAX key, jax.random.key(seed); a key array of several needs "
+            f"jax.vmap. Got {rng!r}. Fix: dropout_rng=jax.random.key(seed), or rngs.dropout() of a "
+            f"flax.nnx.Rngs. ({error})"
+        ) from None

@@ -144,6 +144,22 @@ def vary_as(tree: Any, like: Any) -> Any:
     return jax.tree.map(vary, tree)
 
 
+_sequence: ContextVar[str | None] = ContextVar("sequence", default=None)
+
+
+def sequence_over(axis: str | None) -> AbstractContextManager[None]:
+    """Lifts traced inside get one device's share of queries and keys, over this mesh axis."""
+    return with_value(_sequence, axis)
+
+
+def over_shares(reduce: str, found: Array) -> Array:
+    """A "sum", "min" or "max" over one device's share of the sequence -> that over all shares."""
+    axis = _sequence.get()
+    if axis is None:
+        return found
+    return dict(sum=jax.lax.psum, min=jax.lax.pmin, max=jax.lax.pmax)[reduce](found, axis)
+
+
 # ---------------------------------------------------------------------------------------------
 # Arrays whose type says how they lie on a mesh (AxisType.Explicit). There JAX asks for the sharding
 # of the result of every reshape. Attention knows it once: the output lies as the queries do, and

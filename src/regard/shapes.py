@@ -6,6 +6,7 @@ K key heads, Hq and Hk query and key widths, V value width.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -84,6 +85,14 @@ class Axes:
         return array[None, None] if self.rank == 2 else array[:, None] if self.rank == 3 else array
 
 
+def as_array(name: str, given: Any) -> Array:
+    """jnp.asarray(given); a TypeError that names the argument where that is no array."""
+    try:
+        return jnp.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} must be an array. Got {given!r}. ({error})") from None
+
+
 def check(query: Array, key: Array, value: Array | None) -> Axes:
     """Checks ranks, lengths, batch and head counts, and dtypes; returns the named sizes."""
     arrays = dict(query=query, key=key) | ({} if value is None else dict(value=value))
@@ -96,6 +105,11 @@ def check(query: Array, key: Array, value: Array | None) -> Axes:
             raise TypeError(
                 f"{name} must be floating point. Got {name} {list(array.shape)} of dtype "
                 f"{array.dtype}. Fix: {name}.astype(jnp.float32)."
+            )
+        if jnp.finfo(array.dtype).bits < 16:
+            raise TypeError(
+                f"{name} must have 16 bits or more: JAX promotes no narrower floats. Got {name} "
+                f"{list(array.shape)} of dtype {array.dtype}. Fix: {name}.astype(jnp.bfloat16)."
             )
     rank = query.ndim
     length = -2 if rank < 4 else 1

@@ -5,6 +5,7 @@ look at each tile's weights. Memory is linear in T and S.
 """
 
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Unpack, cast
@@ -103,9 +104,15 @@ def attention_map(
     Returns:
         (rows, columns), with the weights' leading axes (), (B,) or (B, N).
     """
-    rows, columns = resolution
-    if not (isinstance(rows, int) and isinstance(columns, int) and rows > 0 and columns > 0):
-        raise ValueError(f"resolution must be two positive integers. Got {resolution!r}.")
+    try:
+        rows, columns = map(operator.index, resolution)
+    except (TypeError, ValueError):
+        rows = columns = 0
+    if rows <= 0 or columns <= 0:
+        raise ValueError(
+            "resolution must be two positive integers, (rows, columns) at most. Got "
+            f"{resolution!r}. Fix: resolution=(512, 512)."
+        )
     problem, request = prepare(query, key, None, **pipeline)
     axes = problem.axes
     picture = (min(rows, axes.T), min(columns, axes.S))

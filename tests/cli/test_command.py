@@ -53,7 +53,7 @@ def shell(line, **options):
         ("--version > /dev/full", 1, "error: No space left on device: stdout"),
     ],
 )
-def test_a_stream_that_is_closed_or_full_is_told_in_one_line(model, line, code, said):
+def test_a_stream_that_is_closed_or_full_is_reported_in_one_line(model, line, code, said):
     found, stdout, stderr = shell("regard " + line.format(model=model))
     assert (found, stdout) == (code, ""), stderr
     assert stderr.startswith(said)
@@ -84,7 +84,7 @@ def test_files_that_are_opened_do_not_take_the_place_of_closed_streams(model, tm
 
 
 @pytest.mark.parametrize("parts", [False, True])
-def test_a_full_disk_is_told_with_the_name_of_the_file(model, tmp_path, parts):
+def test_a_full_disk_is_reported_with_the_name_of_the_file(model, tmp_path, parts):
     """The kernel refuses to make a file larger, as it does where there is no space left."""
     source, out = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("one two three\n" * 2000)

@@ -112,6 +112,15 @@ MODULES = {
         (6, 5, 3),
         params=10,
     ),
+    "rotary heads": Module(
+        "MultiHeadAttention", dict(num_heads=4, positions="rotary", **WIDE), (6, 5, 3), params=8
+    ),
+    "relative mixed heads": Module(
+        "MultiHeadAttention",
+        dict(num_heads=4, positions="relative", score=MIXED, **WIDE),
+        (6, 5, 3),
+        params=11,
+    ),
 }
 FRONT_ENDS = ("nnx", "linen")
 

@@ -13,7 +13,11 @@ from modules.front_ends import MIXED, MODULES, WIDE, Module, assert_close, build
 
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
 
-HEADS = {name: module for name, module in MODULES.items() if module.name == "MultiHeadAttention"}
+HEADS = {
+    name: module
+    for name, module in MODULES.items()
+    if module.name == "MultiHeadAttention" and "positions" not in module.arguments
+}
 
 ORACLES = {
     "dot": oracle.Dot,
@@ -47,11 +51,14 @@ def expected(module, params, query, key, value, may=None, bias=None):
     for head, name in enumerate(scores):
         place, of_keys = scores[:head].count(name), head * key_heads // num_heads
         own = {leaf: array[place] for leaf, array in params.get(name, {}).items()}
+        score = ORACLES[name](own)
+        if module.arguments.get("positions") == "rotary":
+            score = oracle.Rotary(ORACLES[name], own)
         pooled = oracle.attend(
             project(query, "query", head),
             project(key, "key", of_keys),
             project(value, "value", of_keys),
-            score=ORACLES[name](own),
+            score=score,
             may=may[:, head],
             bias=bias[:, head],
         )

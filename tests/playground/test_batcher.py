@@ -173,7 +173,7 @@ def test_a_request_that_fails_does_not_fail_the_others_in_its_batch():
     assert [texts for texts, _, _ in calls] == [["a", "broken", "b"], ["a"], ["broken"], ["b"]]
 
 
-def test_a_batch_that_nobody_waits_for_is_abandoned():
+def test_a_batch_that_no_caller_waits_for_is_abandoned():
     door, seen = threading.Event(), []
     translate = Upper(door=door)
 

@@ -62,7 +62,7 @@ def test_the_regime_the_length_and_the_mask_change_the_weights(page):
     assert page.locator("#plane .key.off").count() == 3
 
 
-def test_the_background_says_who_wins_where(page):
+def test_the_background_shows_which_key_wins(page):
     open_scores(page)
     page.select_option("#score", "gaussian")
 

@@ -100,7 +100,7 @@ def test_another_address_is_warned_about(ran, monkeypatch):
     assert hosts == [None, THIS_MACHINE]
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_loaded(monkeypatch):
+def test_a_port_that_is_taken_is_reported_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr(serve, "_playground", lambda *_: pytest.fail("a model was loaded"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -83,7 +83,7 @@ def test_refusals_are_all_reported():
 
 
 @pytest.mark.usefixtures("hopper")
-def test_a_backend_that_could_run_is_told_which_one_comes_first():
+def test_a_backend_that_could_run_names_the_one_that_comes_first():
     why_not = choose(ask(), None).why_not()
     assert why_not["pallas"] == why_not["blockwise"]
     assert why_not["pallas"].startswith("could, but cudnn comes first: on a GPU")

@@ -152,7 +152,7 @@ def test_query_bounds_are_the_visits_the_other_way_round(drawn):
 
 @hypothesis.settings(max_examples=max(100, hypothesis.settings.default.max_examples))
 @hypothesis.given(ranges_and_pairs())
-def test_query_visits_know_who_needs_no_mask(drawn):
+def test_query_visits_mark_tiles_that_need_no_mask(drawn):
     """From first to last as query bounds say; between them the longest run without a mask."""
     ranges, may = drawn
     visits = visits_of(ranges, may)

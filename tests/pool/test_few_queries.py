@@ -52,6 +52,22 @@ def test_an_infinite_key_of_one_head_leaves_the_other_heads_alone():
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+def positive(a):
+    return (a > 0).astype(a.dtype)  # of NaN: 0
+
+
+@pytest.mark.parametrize("regime", [regard.Hard(), regard.Kernel(positive)], ids=["hard", "kernel"])
+def test_a_regime_that_makes_a_number_of_nan_is_not_fooled_by_another_heads_padding(regime):
+    query, key, value = draw(1, 2, 2, B=2)
+    lens = jnp.array([[[5], [S]], [[S], [3]]], jnp.int32)  # [B, N, T]
+    padding = jnp.arange(S, dtype=jnp.int32)[None, :, None, None] >= lens.swapaxes(1, 2)[..., None]
+    poisoned = jnp.where(padding, jnp.nan, key)
+    options = dict(valid_lens=lens, normalize=regime)
+    got = regard.attend(query, poisoned, value, implementation="blockwise", **options)
+    want = regard.attend(query, key, value, implementation="reference", **options)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_forward_mode_and_dropout_equal_the_reference():
     query, key, value = draw(2, 4, 2)
     rng = jax.random.key(3)

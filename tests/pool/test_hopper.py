@@ -321,13 +321,13 @@ def assert_hides_values(mode, mask, splits, interpret):
 @in_an_interpreter
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # its NumPy's
 @pytest.mark.parametrize(("mode", "mask", "splits"), RAW)
-def test_hides_values_in_an_interpreter(mode, mask, splits):
+def test_zeroes_values_in_an_interpreter(mode, mask, splits):
     assert_hides_values(mode, mask, splits, interpreter())
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("mode", "mask", "splits"), RAW)
-def test_hides_values_on_a_gpu(mode, mask, splits):
+def test_zeroes_values_on_a_gpu(mode, mask, splits):
     if jax.devices()[0].compute_capability == "9.0":
         assert_hides_values(mode, mask, splits, None)
 

@@ -33,6 +33,7 @@ from regard import placement
 from regard.attend import _pool
 from regard.placement import Device
 from regard.pool.kernels import padding
+from regard.pool.kernels.decode_pass import MOST_ROWS
 from regard.pool.pallas import HOPPER, MOSAIC_SINCE, interpreted
 from regard.score.contract import Lift, inner_products
 
@@ -305,8 +306,11 @@ def kernels(text):
 
 def expected_kernels(case, hopper):
     """Triton's, which alone knows the way back; and Mosaic's, for a 16-bit forward pass over
-    features with no mask beyond ranges.
+    features with no mask beyond ranges, of more than a few queries.
     """
+    sizes = case.sizes
+    if (sizes.N or 1) // (sizes.K or 1) * sizes.T <= MOST_ROWS:
+        return {TRITON}
     ranges = not {"segments", "boolean"} & draw(case).facts.keys()
     features = case.score != "additive, exact"
     half = case.dtype in ("bfloat16", "float16")

@@ -19,7 +19,7 @@ from problem import draw
 from regard.pool.choose import REGISTRY, Rule
 from score.toy_score import OracleScaled, Scaled
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(4)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(5)]
 
 # What a file of one's own adds to the tables: a line for a score and a line for a backend.
 SCORE = cases.ScoreRow(Scaled, OracleScaled, (6, 6), lambda normal, N: {"gain": normal(6)})
@@ -41,6 +41,7 @@ PLAIN = [
     cases.Case(mask="everything", regime="sparsemax"),
     cases.Case(mask="causal and lengths", dtype="bfloat16"),
     cases.Case(bias=(2, 1, 19, 37), regime="kernel"),
+    cases.Case(sink=True, softcap=0.7),
     cases.Case(sizes=cases.Sizes(B=None, N=None, K=None), mask="segments"),
 ]
 ALL = [

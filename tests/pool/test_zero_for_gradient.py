@@ -65,7 +65,7 @@ def gradient(function):
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=["Ampere", "Hopper"])
 @pytest.mark.parametrize("lens", [LENS, TRIANGULAR], ids=["lengths", "triangular"])
-def test_kernels_hide_queries_and_keys_on_the_way_back_only(lens, capability, monkeypatch):
+def test_kernels_zero_queries_and_keys_in_the_backward_pass_only(lens, capability, monkeypatch):
     monkeypatch.setattr(placement, "_described", lambda _: Device("gpu", capability))
     attend = functools.partial(regard.attend, valid_lens=lens, implementation="pallas")
     assert hidden(attend, *shapes(V=128)) == (0, 0)
@@ -85,7 +85,7 @@ def test_kernels_hide_queries_and_keys_on_the_way_back_only(lens, capability, mo
         ((9, 0), np.resize([True, True, False], (B, 1, 1, S)), 1),
     ],
 )
-def test_values_are_hidden_in_the_kernel_where_it_can(capability, mask, copies, monkeypatch):
+def test_values_are_zeroed_in_the_kernel_where_it_can(capability, mask, copies, monkeypatch):
     monkeypatch.setattr(placement, "_described", lambda _: Device("gpu", capability))
     keywords = dict(valid_lens=LENS, mask=mask, implementation="pallas")
     found = all_selects(functools.partial(regard.attend, **keywords), *shapes(V=128))
@@ -111,7 +111,9 @@ def test_kernels_hide_what_a_lift_is_given(score, monkeypatch):
         ((0,), (9, 0), (1, 2), (2, 4)),
     ],
 )
-def test_cudnn_hides_no_queries_and_keys_on_the_way_back_only(version, capability, alone, and_back):
+def test_cudnn_zeroes_queries_and_keys_in_the_backward_pass_only(
+    version, capability, alone, and_back
+):
     """Where it was seen to skip padding. Values are as wide as keys, so one select of that shape
     is theirs.
     """

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from regard.pool.backend import Backend
-from regard.pool.reference import dense_weights
+from regard.pool.merge import log_sum_exp
+from regard.pool.reference import masked_scores
 from regard.score.contract import accumulation_dtype, repeat_heads
 
 
@@ -19,7 +20,8 @@ class KeyByKey(Backend):
 
     def pool(self, problem, settings):
         problem = problem.zeroed()
-        weights = dense_weights(problem, self.scores(problem, settings))
+        scores, allowed = masked_scores(problem, self.scores(problem, settings))
+        weights = problem.normalize(scores, allowed)
         value = repeat_heads(problem.value, problem.query)
         wide = accumulation_dtype(weights.dtype, value.dtype)
         value = value.astype(wide)
@@ -30,4 +32,5 @@ class KeyByKey(Backend):
 
         start = jnp.zeros((*weights.shape[:3], value.shape[-1]), wide)
         out, _ = lax.scan(add, start, jnp.arange(value.shape[2]))
-        return out.astype(problem.value.dtype), jnp.array(False)
+        out = out.astype(problem.out_dtype)
+        return (out, log_sum_exp(scores)) if problem.lse else out, jnp.array(False)

@@ -50,6 +50,22 @@ def arrays(length=LENGTH, queries=None, dtype=jnp.float32, width=D, seed=0):
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in shapes]
 
 
+def t5_bucket(distance, count, furthest, bidirectional):
+    """Raffel et al. 2020, section 2.1: half of a side one by one, the rest by logarithms."""
+    size, first = count, 0
+    if bidirectional:
+        size //= 2
+        first = size if distance > 0 else 0
+        distance = abs(distance)
+    else:
+        distance = max(-distance, 0)
+    exact = size // 2
+    if distance < exact:
+        return first + distance
+    share = math.log(distance / exact) / math.log(furthest / exact)
+    return first + min(exact + math.floor(share * (size - exact) + 1e-9), size - 1)
+
+
 class TestFormulas:
     @pytest.mark.parametrize("interleaved", [False, True])
     def test_rotary_is_a_plain_rotation(self, interleaved):
@@ -114,24 +130,10 @@ class TestFormulas:
     @pytest.mark.parametrize("bidirectional", [False, True])
     @pytest.mark.parametrize(("count", "furthest"), [(32, 128), (8, 20), (4, 6), (64, 1000)])
     def test_buckets_are_t5_s(self, count, furthest, bidirectional):
-        """Raffel et al. 2020, section 2.1: half of a side one by one, the rest by logarithms."""
-
-        def bucket(distance):
-            size, first = count, 0
-            if bidirectional:
-                size //= 2
-                first = size if distance > 0 else 0
-                distance = abs(distance)
-            else:
-                distance = max(-distance, 0)
-            exact = size // 2
-            if distance < exact:
-                return first + distance
-            share = math.log(distance / exact) / math.log(furthest / exact)
-            return first + min(exact + math.floor(share * (size - exact) + 1e-9), size - 1)
-
         found = relative_bias.buckets(count, furthest, bidirectional)
-        wanted = [bucket(d) for d in range(-furthest, furthest + 1)]
+        wanted = [
+            t5_bucket(d, count, furthest, bidirectional) for d in range(-furthest, furthest + 1)
+        ]
         np.testing.assert_array_equal(found, wanted)
 
     def test_a_table_s_gradient_is_the_same_by_matrix_products(self, monkeypatch):

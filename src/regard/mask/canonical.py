@@ -257,6 +257,11 @@ def _canonical_ids(query_ids: Array, key_ids: Array, axes: Axes) -> tuple[Array,
 
 def _canonical_array(array: Array, axes: Axes) -> Array:
     """-> bool [B|1, N|1, T|1, S|1]."""
+    if callable(array) or isinstance(array, str):
+        raise TypeError(
+            "mask must be a regard.Mask or a bool array (True takes part). Got "
+            f"{array!r}. Fix: mask=regard.Mask.causal()."
+        )
     array = jnp.asarray(array)
     if array.dtype != jnp.bool_:
         raise TypeError(

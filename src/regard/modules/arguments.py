@@ -178,6 +178,10 @@ class MultiHeadArguments:
             regard.Score, whose arrays are learned from their present values on while its plain
             numbers stay fixed; a function of a JAX key that returns one, all of it learned; or
             a sequence of N of these, one per head.
+        positions: where tokens stand, in every head: "rotary" turns queries and keys by it; "alibi"
+            lowers scores by the distance times the paper's slopes; "relative" adds a learned bias
+            by distance, in T5's 32 buckets up to 128. None: the module cannot see the order.
+            With other settings they are scores: `score=regard.Rotary(regard.Dot(), base=5e5)`.
         hidden_features: h, the width of additive heads' own W_q and W_k. None: none, wᵀ tanh(q_i
             + k_i) on the projections themselves.
         tolerance: of additive heads, as in regard.Additive.
@@ -220,6 +224,7 @@ class MultiHeadArguments:
     out_dot_general_cls: Any = None
     # regard's own
     score: HeadScore | Sequence[HeadScore] = "dot"
+    positions: str | None = None
     hidden_features: int | None = None
     tolerance: float | str | None = None
     query_features: int | None = None
@@ -270,12 +275,18 @@ class MultiHeadCall(PoolingCall, total=False):
             that were projected once.
         is_causal: as `mask=regard.Mask.causal(align="start")`; with a cache, every call is.
         sow_weights: sows the weights as "attention_weights", as Flax does.
+        query_positions, key_positions: integers (T,) or (batch..., T), and of S: where the tokens
+            stand, for scores with positions. None: keys count from 0, and the last query stands
+            where the last key does; with is_causal, the first where the first does. A cache knows
+            them; with `memory=`, query_positions have to be given.
     """
 
     cache: Memory | None
     memory: Memory | None
     is_causal: bool
     sow_weights: bool
+    query_positions: Array | None
+    key_positions: Array | None
 
 
 # What regard does instead of these arguments of Flax's.

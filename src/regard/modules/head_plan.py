@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax import Array
 
+from regard.modules.head_positions import HeadPositions
 from regard.modules.multi_head import Group, MultiHead
 from regard.modules.parameters import (
     Fixed,
@@ -50,6 +51,8 @@ def plan(arguments: Any, inputs: Sequence[Array | None] = (None, None, None)) ->
         query_width = shared if query_width is None else query_width
         value_width = shared if value_width is None else value_width
     key_width = query_width if a.key_head_features is None else a.key_head_features
+    positions = HeadPositions(a.positions, a.num_heads)
+    positions.check(query_width, key_width)
     return MultiHead(
         a.num_heads,
         key_heads,
@@ -63,6 +66,7 @@ def plan(arguments: Any, inputs: Sequence[Array | None] = (None, None, None)) ->
         _groups(a, query_width, key_width),
         a.use_bias,
         a.normalize_qk,
+        positions,
         a.kernel_init,
         a.bias_init,
         a.out_kernel_init or a.kernel_init,
@@ -118,7 +122,7 @@ def _groups(arguments: Any, query_width: int, key_width: int) -> tuple[Group, ..
         learned = _learned(one, len(heads), query_width, key_width, arguments)
         name = one if isinstance(one, str) else None
         if isinstance(learned, LearnedScore):
-            taken = {"query", "key", "value", "out", *filter(_is_name, per_head)}
+            taken = {"query", "key", "value", "out", "relative", *filter(_is_name, per_head)}
             taken |= {group.name for group in groups if group.name is not None}
             numbered = (f"{learned.name}_{count}" for count in range(1, num_heads + len(taken)))
             name = next(free for free in (learned.name, *numbered) if free not in taken)

@@ -15,7 +15,14 @@ from regard.attend import attend
 from regard.mask import Mask, resolve
 from regard.memory import Memory, is_real
 from regard.modules.axes import as_mask, flat, flat_pairs, mask_of_heads, pairs_of_heads, take
+from regard.modules.head_positions import (
+    HeadPositions,
+    flat_positions,
+    places,
+    require_positions,
+)
 from regard.modules.parameters import Initializer, Learned, Parameter, Tree, matmul_precision_of
+from regard.score import Score
 from regard.score.contract import promote
 from regard.shapes import Axes
 
@@ -58,6 +65,7 @@ class MultiHead:
     groups: tuple[Group, ...]
     use_bias: bool
     normalize_qk: bool
+    positions: HeadPositions
     kernel_init: Initializer
     bias_init: Initializer
     out_kernel_init: Initializer
@@ -82,7 +90,7 @@ class MultiHead:
         for group in self.groups:
             if group.name is not None and (own := group.learned.parameters()):
                 found[group.name] = own
-        return found
+        return found | self.positions.parameters()
 
     def init_cache(self, batch: int, max_len: int, dtype: Any, window: int | None = None) -> Memory:
         return Memory.empty(
@@ -91,10 +99,28 @@ class MultiHead:
             key_heads=self.key_heads,
             key_width=self.key_head_features,
             value_width=self.value_head_features,
-            score=None,  # the heads may have several, and their parameters may change
+            score=self._fixed_score(),
             dtype=dtype,
             window=window,
         )
+
+    def _fixed_score(self) -> Score | None:
+        """One score of all heads that has positions and no parameters, for a cache to store keys
+        turned. Others leave the keys as they are: the heads may have several, and their parameters
+        may change."""
+        learned = len(self.groups) > 1 or self.groups[0].learned.parameters()
+        if learned or self.positions.parameters():
+            return None
+        score = self._score(self.groups[0], {}, jnp.zeros((1, 1, 1, 0)), causal=True)[0]
+        return score if score.uses_positions() else None
+
+    def _score(
+        self, group: Group, params: Tree, query: Array, causal: bool = False
+    ) -> tuple[Score, Array]:
+        """The score of a group of heads, with positions, and their queries as it wants them."""
+        own = params.get(group.name, {}) if group.name else {}
+        score, query = group.learned.score(own, query)
+        return self.positions.placed(score, params, group.heads, causal), query
 
     def remember(
         self,
@@ -123,9 +149,8 @@ class MultiHead:
         with matmul_precision_of(precision):
             key, value = self._keys_and_values(params, key, value, dtype)
             if len(self.groups) == 1:
-                [group] = self.groups
-                own = params.get(group.name, {}) if group.name else {}
-                score = group.learned.score(own, jnp.zeros((1, 1, 1, self.query_head_features)))[0]
+                no_query = jnp.zeros((1, 1, 1, self.query_head_features))
+                score, _ = self._score(self.groups[0], params, no_query)
             return Memory.of(key, value, score=score, valid_lens=valid_lens)
 
     def _keys_and_values(
@@ -181,8 +206,15 @@ class MultiHead:
         query, key, value = (flat(array, batch, 2) for array in (query, key, value))
         found = as_mask(mask, valid_lens if cache is None else None, batch)
         bias = None if bias is None else flat_pairs(jnp.asarray(bias), batch)
+        flat_positions(options, batch)
         count, lens = query.shape[1], None
         if cache is not None:
+            if not options.get("query_positions") is options.get("key_positions") is None:
+                raise ValueError(
+                    "a cache knows where its tokens stand. Fix: leave query_positions= and "
+                    "key_positions= out; layer(query, memory=cache, query_positions=...) attends "
+                    "without appending."
+                )
             lens = cache.chunk_lens(valid_lens, count)
             query, key, value = _zero_chunk_padding(query, key, value, lens)
         elif is_causal:
@@ -264,13 +296,23 @@ class MultiHead:
         pooled: list[Array] = []
         weights: list[Array] = []
         rng = options.pop("dropout_rng", None)
-        for number, group in enumerate(self.groups):
+        given = {name: x for name, x in options.items() if name.endswith("_positions")}
+        at, causal = places(held, mask, query.shape[1], options)
+        scored = [
+            self._score(group, params, take(query, group.heads, 2), causal) for group in self.groups
+        ]
+        anywhere = any(score.uses_positions() for score, _ in scored)
+        for number, (group, (score, own_query)) in enumerate(zip(self.groups, scored, strict=True)):
             heads, of_keys = group.heads, self._key_heads_of(group.heads)
-            own = params.get(group.name, {}) if group.name else {}
-            score, own_query = group.learned.score(own, take(query, heads, 2))
             own_options: Any = dict(score=score)
-            if isinstance(held, Memory) and held.score is not None:  # it carries this one
-                own_options = {}
+            if isinstance(held, Memory):
+                require_positions(score, held, own_query, at["query_positions"])
+                if held.score is not None:  # it carries this one
+                    own_options = {}
+            if isinstance(held, Memory) or score.uses_positions():
+                own_options |= at
+            elif not anywhere:  # refused, where there are any
+                own_options |= given
             found = cast(Any, attend)(
                 own_query,
                 *_of_heads(held, of_keys, dtype),

@@ -81,6 +81,13 @@ class Kernel(_OverSum):
     f: Callable[[Array], Array]
     shift_invariant: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if not callable(self.f):
+            raise TypeError(
+                f"{type(self).__name__} needs a function f of the scores. Got {self.f!r}. Fix: "
+                f"{type(self).__name__}(jax.nn.relu)."
+            )
+
     def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         top, total = stats
         return self._slopes(scores, allowed) / _unit(top) * inverse(total)

@@ -138,6 +138,9 @@ def _(forward_only: Pool, differentiable: Pool, primals: Any, tangents: Any) -> 
     return jax.jvp(differentiable, primals, tangents)
 
 
+FEW_QUERIES = 32  # per key head; few_queries.py has the measurement
+
+
 class BiasFacts(NamedTuple):
     """Shape, [B|1, N|1, T|1, S|1], and dtype of a bias."""
 
@@ -183,6 +186,22 @@ class Request:
     def lift(self) -> Lift | None:
         """The lift that the kernels would take, its arrays as shapes; None for none."""
         return None if self.axes.empty() else self.plan(tile_form=False).paths[0].lift
+
+    @property
+    def has_few_queries(self) -> bool:
+        """Whether few_queries.py pools it best: few queries per key head on one CPU device, and a
+        score that is an inner product with no range.
+        """
+        axes = self.axes
+        if axes.symbolic() or axes.empty() or axes.N // axes.K * axes.T > FEW_QUERIES:
+            return False
+        if self.device.platform != "cpu" or jax.device_count() > 1:
+            return False
+        if not self.normalize.uses_scores:
+            return True
+        plan = self.plan(tile_form=False)
+        lift = plan.paths[0].lift
+        return lift is not None and lift.expansion is None and plan.in_range is None
 
     def plan(self, tile_form: bool = True) -> ScorePlan:
         """How the scores would be made, arrays as shapes; arguments as in `ScorePlan.of`."""

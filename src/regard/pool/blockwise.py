@@ -53,13 +53,13 @@ class Blockwise(Backend):
     def describe(self, request: Request) -> str:
         if request.axes.empty():
             return "no query or no key: zeros"
-        if few_queries.is_few(request):
+        if request.has_few_queries:
             return f"few queries: dense weights; scores {request.plan().describe()}"
         return f"tile by tile, memory linear in T and S; scores {request.plan().describe()}"
 
     def settings(self, request: Request) -> Settings:
         sizes = forced_tiling()
-        return Settings(sizes, request.device, sizes is None and few_queries.is_few(request))
+        return Settings(sizes, request.device, sizes is None and request.has_few_queries)
 
     def pool(self, problem: Problem, settings: Settings) -> tuple[Any, Array]:
         if settings.few:
@@ -67,10 +67,7 @@ class Blockwise(Backend):
         problem, platform = problem.zeroed(), settings.device.platform
         plan = ScorePlan.of(problem)
         passes = [
-            (
-                TiledPass.of(problem, path, settings.sizes, platform),
-                make_operands(problem, path),
-            )
+            (TiledPass.of(problem, path, settings.sizes, platform), make_operands(problem, path))
             for path in plan.paths
         ]
         # XLA's CPU backend runs the body of a branch on one core, so there the path not taken is a

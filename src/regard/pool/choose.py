@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+import jax.numpy as jnp
+
 from regard.pool.backend import Backend, Request
 from regard.pool.blockwise import Blockwise
 from regard.pool.cudnn import CuDNN
-from regard.pool.few_queries import is_few
-from regard.pool.pallas import Pallas
+from regard.pool.pallas import Pallas, is_few_on_gpu
 from regard.pool.reference import Reference
 from regard.pool.ring import Ring
-from regard.score.contract import describe_products
+from regard.score.contract import chosen_precision
 
 # Where the whole [B, N, T, S] array has at most this many numbers, its memory does not matter, and
 # one dense pass is a small program that any device runs quickly.
@@ -23,12 +24,15 @@ DENSE_LIMIT = 1 << 17
 # The same on a CPU, where inner products of short sequences stay in its cache. A score that is no
 # inner product by its definition holds several numbers per pair, and all of them count.
 CPU_PRODUCTS_LIMIT, CPU_NUMBERS_LIMIT = 1 << 20, 1 << 21
+# On a GPU, numbers in keys and values from which few queries are not pooled by a dense pass, which
+# copies both; not measured.
+CACHE_LIMIT = 1 << 20
 
 
 def _small(request: Request) -> bool:
     """Whether one dense pass by the definition is as fast as tiles are."""
     if request.device.platform != "cpu":
-        return request.pairs <= DENSE_LIMIT
+        return request.pairs <= DENSE_LIMIT and not _large_cache(request)
     width = max(1, request.score.tile_width(request.axes.query_width))
     if request.pairs * width <= CPU_NUMBERS_LIMIT:
         return True
@@ -36,7 +40,26 @@ def _small(request: Request) -> bool:
         return False
     lift = request.lift  # asked last: it traces the score
     product = lift is not None and lift.expansion is None and lift.key_bias is None
-    return product and not is_few(request)
+    return product and not request.has_few_queries
+
+
+_PALLAS = Pallas()
+
+
+def _cudnn_copies_more(request: Request) -> bool:
+    """Whether a call has few queries and cuDNN would get copies of its keys or values: zeroed where
+    there are lengths, padded where S is odd. Such a call takes as long as it moves bytes, and the
+    kernel for few queries reads the caller's arrays, once.
+    """
+    copied = request.mask.lens != "none" or request.axes.S % 2 > 0
+    return copied and is_few_on_gpu(request) and _PALLAS.refuses(request) is None
+
+
+def _large_cache(request: Request) -> bool:
+    """Whether few queries meet so many keys that reading these is the work."""
+    axes = request.axes
+    numbers = axes.B * axes.S * axes.K * (axes.key_width + axes.V)
+    return numbers >= CACHE_LIMIT and is_few_on_gpu(request) and _PALLAS.refuses(request) is None
 
 
 class Rule(NamedTuple):
@@ -66,7 +89,8 @@ REGISTRY = [
         Reference(),
         lambda request: request.axes.symbolic() or _small(request),
         f"at most {DENSE_LIMIT:,} weights; on a CPU, at most {CPU_PRODUCTS_LIMIT:,} weights of an "
-        f"inner product, or {CPU_NUMBERS_LIMIT:,} numbers of another score's definition; or "
+        f"inner product, or {CPU_NUMBERS_LIMIT:,} numbers of another score's definition; not few "
+        f"queries of {CACHE_LIMIT:,} numbers of keys and values on a GPU; or "
         "sizes that jax.export leaves open",
         "two CPU cores, float32, forward and backward: dot product of B=8, T=S=128, N=8, D=64, "
         "5.4 ms, blockwise 6.5; additive score of B=64, T=S=10, h=256, 2.5 ms, blockwise 4.0; of "
@@ -74,15 +98,16 @@ REGISTRY = [
     ),
     Rule(
         CuDNN(),
-        lambda request: request.device.platform == "gpu",
+        lambda request: request.device.platform == "gpu" and not _cudnn_copies_more(request),
         "on a GPU, softmax over an exact inner product of 16-bit numbers, masked by no more than "
-        "valid lengths per example, causal order or a causal window; a 16-bit bias of every head",
+        "valid lengths per example, causal order or a causal window; a 16-bit bias of every head; "
+        "not for few queries where it would need a copy of keys or values (lengths, odd S)",
         "one H200, bfloat16, B=4, T=S=4096, N=16, D=128: cuDNN 628 TFLOP/s, jax.nn by XLA 148",
     ),
     Rule(
-        Pallas(),
+        _PALLAS,
         lambda request: request.device.platform == "gpu",
-        "on a GPU, softmax over any score with a lift, or additive",
+        "on a GPU, softmax over any score with a lift, or additive; few queries",
         "one H200, bfloat16: additive, B=8, T=S=4096, h=V=64, 0.53 ms, the book's form 18.6; "
         "per-query lengths, B=4, T=S=4096, N=16, D=64, 0.37 ms, jax.nn by XLA 5.6",
     ),
@@ -111,7 +136,7 @@ class Choice:
     def reason(self) -> str:
         """What runs, in one line."""
         request = self.request
-        products = describe_products(request.dtype, request.device.platform)
+        products = _describe_products(request)
         reason = self.backend.describe(request) + products
         if self.asked is None:
             return reason
@@ -161,13 +186,12 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
         ValueError: for an unknown name.
         NotImplementedError: where every backend asked for refuses; the message has all reasons.
     """
-    asked = None
+    asked = as_names(implementation)
     candidates = [rule.backend for rule in REGISTRY if rule.prefers(request)]
     fix = "no sequence_axis="  # only a sharded sequence is refused by all that prefer it
     if request.sequence is not None:
         candidates = [backend for backend in candidates if backend.takes_sharded_sequences]
-    if implementation is not None:
-        asked = (implementation,) if isinstance(implementation, str) else tuple(implementation)
+    if asked is not None:
         candidates, fix = [named(name) for name in asked], "implementation=None picks one"
         if not asked:
             raise ValueError(f"implementation names no backend: known are {_known()}.")
@@ -181,6 +205,18 @@ def choose(request: Request, implementation: str | Sequence[str] | None) -> Choi
     which = "implementation" if asked is None else "asked-for implementation"
     over = f" over mesh axis {request.sequence.axis!r}" if request.sequence is not None else ""
     raise NotImplementedError(f"no {which} can do this{over}.\n{listed}\nFix: {fix}.")
+
+
+def as_names(implementation: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """The caller's implementation= as names in order of preference; None picks by the rules."""
+    if implementation is None:
+        return None
+    if not isinstance(implementation, Sequence):
+        raise TypeError(
+            "implementation must be None, a name, or a sequence of names in order of preference. "
+            f"Got {implementation!r}. Fix: implementation=None picks one."
+        )
+    return (implementation,) if isinstance(implementation, str) else tuple(implementation)
 
 
 def named(name: str) -> Backend:
@@ -198,6 +234,15 @@ def _refusal(backend: Backend, request: Request) -> str | None:
         axes = request.axes
         return f"needs sizes that are numbers (here B = {axes.B}, T = {axes.T}, S = {axes.S})"
     return backend.refuses(request)
+
+
+def _describe_products(request: Request) -> str:
+    """How float32 is multiplied on a GPU; "" elsewhere."""
+    if request.device.platform != "gpu" or request.dtype != jnp.float32:
+        return ""
+    chosen = chosen_precision()
+    how = "in TF32, JAX's default" if chosen is None else f"by the setting {chosen!r}"
+    return f"; float32 products {how} (jax.default_matmul_precision)"
 
 
 def _in_short(others: dict[str, str]) -> list[str]:

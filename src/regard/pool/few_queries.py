@@ -4,8 +4,8 @@ Such a call takes as long as reading keys and values once. `attend` gets them as
 batched matrix product wants [B, K, S, D], and that copy takes several times as long. For up to
 MOST_IN_PLACE queries the products here read [B, S, K, D]: as one reduction over queries · keys, or,
 for one query per key head (where XLA's reduction is slow), as a matrix product of [S, K·D] with the
-queries on a block diagonal. That multiplies the other heads' keys by 0, so an infinite key of one
-head would make another's score NaN; then the output is not finite, and is computed again.
+queries on a block diagonal. That multiplies the other heads' keys by 0, so NaN or infinity in one
+head's key makes another head's score NaN; where a score is NaN, the output is computed again.
 """
 
 from typing import Any, cast
@@ -14,60 +14,47 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.pool.backend import Problem, Request
+from regard.pool.backend import Problem
 from regard.pool.merge import log_sum_exp
 from regard.pool.reference import dropped_out, masked_scores
 from regard.pool.score_plan import ScorePlan
 from regard.score.contract import Lift, accumulation_dtype, matmul_precision, repeat_heads
 
-# Queries per key head: up to the first number products read keys in place, up to the second they
-# read a copy, and past that tiles are as fast (two CPU cores, 8 key heads of 1,024 keys and width
-# 64: 4 queries 2.3 ms in place, 2.7 from a copy; 8 queries 2.5 and 1.9; 32 queries 14 and 5.0).
-MOST_IN_PLACE, MOST_ROWS = 4, 32
-
-
-def is_few(request: Request) -> bool:
-    """Whether a call has few queries, and a score that is an inner product with no range."""
-    axes = request.axes
-    if (
-        axes.symbolic()
-        or axes.empty()
-        or request.device.platform != "cpu"
-        or jax.device_count() > 1
-    ):
-        return False
-    if axes.N // axes.K * axes.T > MOST_ROWS:
-        return False
-    if not request.normalize.uses_scores:
-        return True
-    plan = request.plan(tile_form=False)
-    lift = plan.paths[0].lift
-    return lift is not None and lift.expansion is None and plan.in_range is None
+# Queries per key head: up to this number products read keys in place, past it they read a copy (two
+# CPU cores, 8 key heads of 1,024 keys and width 64: 4 queries 2.3 ms in place, 2.7 from a copy;
+# 8 queries 2.5 and 1.9; 32 queries, from where on tiles are as fast, 14 and 5.0).
+MOST_IN_PLACE = 4
 
 
 @jax.custom_jvp
 def pool(problem: Problem) -> Any:
     """The output, [B, N, T, V]; with the log-sum-exp of each row where `problem.lse`.
 
-    Where keys are read in place they are not zeroed first, which would copy them: only where the
-    output is not finite is it computed again, from zeroed arrays. Derivatives are those of the
-    pass over zeroed arrays by plain matrix products.
+    Where keys are read in place they are not zeroed first, which would copy them: only where a
+    score is NaN, or the output not finite, is it computed again, from zeroed arrays. (Hard and the
+    kernel regimes can make a finite output of NaN.) Derivatives are those of the pass over zeroed
+    arrays by plain matrix products.
     """
     axes = problem.axes
     if axes.N // axes.K * axes.T > MOST_IN_PLACE:  # the copy zeroes at no cost
-        return _pool(problem.zeroed(), in_place=False)
-    found = _pool(problem, in_place=True)
-    finite = jnp.isfinite(found[0] if problem.lse else found).all()
-    return jax.lax.cond(finite, lambda: found, lambda: _pool(problem.zeroed(), in_place=False))
+        return _from_zeroed(problem)
+    found, scores = _pool(problem, in_place=True)
+    finite = jnp.isfinite(found[0] if problem.lse else found).all() & ~jnp.isnan(scores).any()
+    return jax.lax.cond(finite, lambda: found, lambda: _from_zeroed(problem))
 
 
 @pool.defjvp
 def _pool_jvp(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Any, Any]:
-    return jax.jvp(lambda problem: _pool(problem.zeroed(), in_place=False), primals, tangents)
+    return jax.jvp(_from_zeroed, primals, tangents)
 
 
-def _pool(problem: Problem, in_place: bool) -> Any:
-    """score -> mask -> normalize -> pool, on whole arrays.
+def _from_zeroed(problem: Problem) -> Any:
+    return _pool(problem.zeroed(), in_place=False)[0]
+
+
+def _pool(problem: Problem, in_place: bool) -> tuple[Any, Array]:
+    """score -> mask -> normalize -> pool, on whole arrays. Returns what `pool` does, and the
+    scores, -inf where masked.
 
     Args:
         in_place: whether products read keys and values in the caller's layout.
@@ -85,7 +72,7 @@ def _pool(problem: Problem, in_place: bool) -> Any:
     scores, allowed = masked_scores(problem, scores)
     weights = dropped_out(problem, problem.normalize(scores, allowed))
     out = _pooled(weights, cast(Array, problem.value), in_place).astype(problem.out_dtype)
-    return (out, log_sum_exp(scores)) if problem.lse else out
+    return ((out, log_sum_exp(scores)) if problem.lse else out), scores
 
 
 def _scores(query: Array, key: Array, in_place: bool) -> Array:

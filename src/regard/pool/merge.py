@@ -34,9 +34,20 @@ def merge(*parts: tuple[Array, Array]) -> tuple[Array, Array]:
 
     Raises:
         ValueError: no part, or shapes that do not fit together.
+        TypeError: a part that is no pair.
     """
     if not parts:
         raise ValueError("merge needs at least one (output, log-sum-exp). Got none.")
+    if not all(
+        isinstance(part, list | tuple)
+        and len(part) == 2
+        and not any(isinstance(array, list | tuple) for array in part)
+        for part in parts
+    ):
+        raise TypeError(
+            "merge takes each part as an argument of its own, the pair (output, log-sum-exp). Got "
+            f"{', '.join(type(part).__name__ for part in parts)}. Fix: merge(*parts)."
+        )
     pairs = [(jnp.asarray(out), jnp.asarray(lse)) for out, lse in parts]
     shapes = [(out.shape, lse.shape) for out, lse in pairs]
     shape = pairs[0][0].shape

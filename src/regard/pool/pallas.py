@@ -53,12 +53,14 @@ class Settings:
         blocks: forced block shapes; None looks them up.
         scale: a number that the score only multiplies by, known before any data: the kernel
             multiplies, and no copy of the queries is made. None: the lift multiplies.
+        few_queries: decode.py takes the call.
     """
 
     kernel: str
     device: Device
     blocks: Blocks | None
     scale: float | None
+    few_queries: bool
 
 
 def kernel_for(device: Device) -> str:
@@ -102,22 +104,64 @@ class Pallas(Backend):
         if request.axes.empty():
             return "no query or no key: zeros"
         plan = request.plan(tile_form=False)
+        few = ", keys split over thread blocks (few queries)" if is_few_on_gpu(request) else ""
         if plan.paths[0].lift is None:
-            return "exact tanh in registers, memory linear in T and S"
+            return f"exact tanh in registers, memory linear in T and S{few}"
         kernel = dict(hopper="Mosaic GPU", gpu="Triton", interpret="Triton, interpreted")
-        how = kernel[kernel_for(request.device)]
-        return f"{how} kernel, memory linear in T and S; scores {plan.describe()}"
+        name = kernel_for(request.device)
+        how = kernel["gpu" if few and name == "hopper" else name]
+        return f"{how} kernel, memory linear in T and S{few}; scores {plan.describe()}"
 
     def settings(self, request: Request) -> Settings:
         scale = request.score.static_scale(request.axes.query_width)
-        return Settings(kernel_for(request.device), request.device, current_blocks(), scale)
+        kernel = kernel_for(request.device)
+        return Settings(kernel, request.device, current_blocks(), scale, is_few_on_gpu(request))
 
     def pool(self, problem: Problem, settings: Settings) -> tuple[Array, Array]:
+        if settings.few_queries:
+            return _pool_few(problem, settings)
         if settings.scale is None:  # a lift may mix rows, padding with the rest
             return _pool_zeroed(problem, settings)
         forward_only = functools.partial(_pool_forward_only, settings=settings)
         differentiable = functools.partial(_pool_zeroed, settings=settings)
         return zero_for_gradient(forward_only, differentiable, problem)
+
+
+def is_few_on_gpu(request: Request) -> bool:
+    """Whether the kernels for few queries would take the call."""
+    from regard.pool.kernels.decode_pass import takes  # loading Pallas takes long
+
+    return takes(request)
+
+
+def _pool_few(problem: Problem, settings: Settings) -> tuple[Array, Array]:
+    """Few queries: padding is never read. But where keys are projected or lifted first, the
+    gradient of what does that multiplies them by d scores of 0, and 0 · NaN is NaN.
+    """
+    from regard.pool.kernels.decode_pass import reads_callers_keys
+
+    whole = functools.partial(_decode, settings=settings)
+    if reads_callers_keys(problem):
+        return whole(problem)
+    if problem.score.tanh_vector() is None:  # a lift may mix rows, padding with the rest
+        return whole(problem.zeroed())
+    return zero_for_gradient(whole, lambda problem: whole(problem.zeroed()), problem)
+
+
+def _decode(problem: Problem, settings: Settings) -> tuple[Array, Array]:
+    from regard.pool.kernels.decode_pass import DecodePass, prepare
+
+    plan, operands, scale, axes = prepare(problem, settings.scale)
+    static = DecodePass(
+        axes,
+        jnp.dtype(jnp.float32),
+        scale,
+        problem.dropout_rate,
+        settings.kernel == "interpret",
+        settings.blocks,
+        problem.softcap,
+    )
+    return plan.pool(problem, [(static, operands)], settings.device, branch=True)
 
 
 def _pool_forward_only(problem: Problem, settings: Settings) -> tuple[Array, Array]:

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 
 from regard.dropout import Draw
 from regard.mask import Allowed
-from regard.placement import Device, vary_as
+from regard.placement import Device, sequence_over, vary_as
 from regard.pool.backend import Backend, Problem, Request
 from regard.pool.blockwise import TiledPass
 from regard.pool.layout import forced_tiling
@@ -30,7 +30,7 @@ from regard.pool.ring_shares import ROWS, Shares
 from regard.pool.score_plan import ScorePlan
 from regard.pool.sequence_axis import SequenceAxis
 from regard.pool.xla_tiles import Operands, Tiling, make_operands, pad_rows
-from regard.score.contract import accumulation_dtype, sequence_over
+from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
 
 

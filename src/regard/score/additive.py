@@ -14,14 +14,13 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool
 
-from regard.placement import current_platform, with_value
+from regard.placement import current_platform, over_shares, with_value
 from regard.score.contract import (
     Lift,
     Score,
     TileForm,
     accumulation_dtype,
     matmul_precision,
-    over_shares,
     project,
     repeat_heads,
     with_heads,
@@ -255,6 +254,9 @@ class Additive(Score):
 
     def tanh_vector(self) -> Array:
         return self.vector
+
+    def projects_keys(self) -> bool:
+        return self.key_kernel is not None
 
     def scaled(self, factor: Array) -> Score:
         return replace(self, vector=factor[..., None] * self.vector)

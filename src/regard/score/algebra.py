@@ -341,6 +341,9 @@ class Scaled(Score):
         alone = self._alone()
         return None if alone is None else alone.tanh_vector()
 
+    def projects_keys(self) -> bool:
+        return self.score.projects_keys()
+
     def _alone(self) -> Score | None:
         """The same score without this class, where its own has room for the factor."""
         return self.score.scaled(jnp.asarray(self.factor))
@@ -379,7 +382,7 @@ def _lift_of_polynomials(parts: Sequence[Part], visible: Array | None) -> Lift:
     if plain.square is None:
         return Lift(plain.linear, key, query_bias=plain.constant)
     wide = plain.linear.dtype
-    center = center_of(key.astype(wide), visible)
+    center = center_of(key, visible)
     # The norm of the rounded key, as in Gaussian.lift: a key that is off by one rounding.
     rounded = as_multiplied((key.astype(wide) - center).astype(key.dtype))
     if visible is not None:

@@ -5,8 +5,6 @@ per query), so that engines built for dot products can run it. Pooling and masks
 """
 
 import functools
-from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -15,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float
 
-from regard.placement import current_platform, with_value
+from regard.placement import current_platform
 
 if TYPE_CHECKING:
     from regard.score.positions import Placement
@@ -63,7 +61,8 @@ class Score:
         be forms of another score; one that redefines `lift` inherits nothing stated about it.
         """
         super().__init_subclass__()
-        stated = ("sums_over_shares", "static_scale", "tanh_vector", "about_keys", "scaled")
+        stated: tuple[str, ...] = ("sums_over_shares", "static_scale", "about_keys", "scaled")
+        stated = (*stated, "tanh_vector", "projects_keys")
         equal = ("lift", "tile_form", "scores_back", "projected", "prepared", "placed", *stated)
         for name in equal if "scores" in vars(cls) else stated if "lift" in vars(cls) else ():
             if name not in vars(cls):
@@ -181,6 +180,10 @@ class Score:
     def tanh_vector(self) -> Array | None:
         """w, where the projected score is wᵀ tanh(x + y); there is a kernel for that."""
         return None
+
+    def projects_keys(self) -> bool:
+        """Whether `projected` does more to keys than to widen their numbers."""
+        return True
 
     # What a sum or a multiple may ask ---------------------------------------------------------
 
@@ -317,22 +320,6 @@ class Lift:
         return scores
 
 
-_sequence: ContextVar[str | None] = ContextVar("sequence", default=None)
-
-
-def sequence_over(axis: str | None) -> AbstractContextManager[None]:
-    """Lifts traced inside get one device's share of queries and keys, over this mesh axis."""
-    return with_value(_sequence, axis)
-
-
-def over_shares(reduce: str, found: Array) -> Array:
-    """A "sum", "min" or "max" over one device's share of the sequence -> that over all shares."""
-    axis = _sequence.get()
-    if axis is None:
-        return found
-    return dict(sum=jax.lax.psum, min=jax.lax.pmin, max=jax.lax.pmax)[reduce](found, axis)
-
-
 def require_pytree(score: Score) -> None:
     """Raises TypeError unless the score is a pytree; one without attributes becomes one."""
     if not any(leaf is score for leaf in jax.tree.leaves(score)):
@@ -343,11 +330,12 @@ def require_pytree(score: Score) -> None:
             cls, lambda _: ((), None), lambda _aux, _leaves: cls.__new__(cls)
         )
         return
-    name, decorator = cls.__name__, "@jax.tree_util.register_dataclass"
+    name = cls.__name__
     raise TypeError(
         f"a score with parameters must be a pytree, so that JAX can trace and differentiate them. "
-        f"Got {name} with {', '.join(vars(score))}. Fix: {decorator} above @dataclass(frozen=True) "
-        f"on class {name}, with field(metadata=dict(static=True)) for what is no number."
+        f"Got {name} with {', '.join(vars(score))}. Fix: @jax.tree_util.register_dataclass above "
+        f"@dataclass(frozen=True) on class {name}, with field(metadata=dict(static=True)) for what "
+        "is no number."
     )
 
 
@@ -372,7 +360,7 @@ def matmul_precision(dtype: jnp.dtype, *, exact: bool = False) -> jax.lax.Precis
         exact: for the features of a lift whose tolerance TF32 would exceed: float32 on a GPU too,
             unless the user chose otherwise.
     """
-    unset = _chosen_precision() is None
+    unset = chosen_precision() is None
     if unset and jnp.dtype(dtype).itemsize >= 4 and (exact or current_platform() == "cpu"):
         return jax.lax.Precision.HIGHEST
     return None
@@ -383,7 +371,7 @@ def multiplies_in_float32(dtype: jnp.dtype, *, exact: bool = False) -> bool:
     if jnp.dtype(dtype).itemsize < 4:
         return False
     full = ("highest", "float32", "F32_F32_F32")
-    return matmul_precision(dtype, exact=exact) is not None or _chosen_precision() in full
+    return matmul_precision(dtype, exact=exact) is not None or chosen_precision() in full
 
 
 def as_multiplied(array: Array) -> Array:
@@ -397,45 +385,26 @@ def as_multiplied(array: Array) -> Array:
     return jax.lax.reduce_precision(array, exponent_bits=8, mantissa_bits=10)
 
 
-def describe_products(dtype: jnp.dtype, platform: str) -> str:
-    """How float32 is multiplied on a GPU, for `explain`; "" elsewhere."""
-    if platform != "gpu" or jnp.dtype(dtype) != jnp.float32:
-        return ""
-    chosen = _chosen_precision()
-    how = "in TF32, JAX's default" if chosen is None else f"by the setting {chosen!r}"
-    return f"; float32 products {how} (jax.default_matmul_precision)"
-
-
-def _chosen_precision() -> str | None:
+def chosen_precision() -> str | None:
+    """The user's setting of `jax.default_matmul_precision`."""
     return getattr(jax.config, "jax_default_matmul_precision", None)
 
 
 def inner_products(
     query: Float[Array, "... T R"], key: Float[Array, "... S R"], *, exact: bool = False
 ) -> Float[Array, "... T S"]:
-    """query . key for every pair, accumulated in float32 or wider; `exact` as in
-    `matmul_precision`.
-    """
+    """query . key for every pair, in float32 or wider; `exact` as in `matmul_precision`."""
     return _product("...tr,...sr->...ts", query, key, exact=exact)
 
 
 def _product(
-    subscripts: str,
-    left: Array,
-    right: Array,
-    dtype: jnp.dtype | None = None,
-    exact: bool = False,
+    subscripts: str, left: Array, right: Array, dtype: jnp.dtype | None = None, exact: bool = False
 ) -> Array:
     wide = accumulation_dtype(left.dtype) if dtype is None else dtype
     if current_platform(left) == "cpu":  # not every product of 16-bit numbers exists there
         left, right = left.astype(wide), right.astype(wide)
-    return jnp.einsum(
-        subscripts,
-        left,
-        right,
-        precision=matmul_precision(left.dtype, exact=exact),
-        preferred_element_type=wide,
-    )
+    precision = matmul_precision(left.dtype, exact=exact)
+    return jnp.einsum(subscripts, left, right, precision=precision, preferred_element_type=wide)
 
 
 def project(
@@ -443,11 +412,10 @@ def project(
 ) -> Float[Array, "... T F"]:
     """inputs @ kernel in the inputs' dtype, accumulated in float32 or wider.
 
-    A kernel [H, F] serves every head; [N, H, F] one each. Returned as accumulated or, `rounded`,
-    in the inputs' dtype, where a matrix unit would round it next: it writes half as much.
+    A kernel [H, F] serves every head; [N, H, F] one each. Returned as accumulated or, `rounded`, in
+    the inputs' dtype, where a matrix unit would round it next: it writes half as much.
     """
-    on_matrix_unit = rounded and current_platform(inputs) != "cpu"
-    dtype = inputs.dtype if on_matrix_unit else None
+    dtype = inputs.dtype if rounded and current_platform(inputs) != "cpu" else None
     kernel = kernel.astype(inputs.dtype)
     if kernel.ndim == 3:
         return _product("...nth,nhf->...ntf", inputs, kernel, dtype)
@@ -456,8 +424,7 @@ def project(
     # In the caller's layout, [B, T, N, H], where two transposes cancel. For a product over
     # [B, N, T] XLA copies the heads to the front and its result back: on a GPU, twice the
     # product's time.
-    projected = _product("...tnh,hf->...tnf", inputs.swapaxes(-3, -2), kernel, dtype)
-    return projected.swapaxes(-3, -2)
+    return _product("...tnh,hf->...tnf", inputs.swapaxes(-3, -2), kernel, dtype).swapaxes(-3, -2)
 
 
 def repeat_heads(array: Array, like: Array) -> Array:
@@ -467,15 +434,10 @@ def repeat_heads(array: Array, like: Array) -> Array:
     return jnp.repeat(array, like.shape[-3] // array.shape[-3], axis=-3)
 
 
-def with_heads(
-    ranks_without: int, **parameters: Array | float | None
-) -> dict[str, tuple[int, ...]]:
+def with_heads(rank: int, **parameters: Array | float | None) -> dict[str, tuple[int, ...]]:
     """Those of the parameters that have one axis more than they need: the heads'."""
-    return {
-        name: jnp.shape(array)
-        for name, array in parameters.items()
-        if array is not None and jnp.ndim(array) > ranks_without
-    }
+    shapes = {name: jnp.shape(array) for name, array in parameters.items() if array is not None}
+    return {name: shape for name, shape in shapes.items() if len(shape) > rank}
 
 
 def over_heads(parameter: float | Array, like: Array) -> Array:

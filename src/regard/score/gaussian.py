@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.placement import current_platform
+from regard.placement import current_platform, over_shares
 from regard.score.contract import (
     KeyPolynomial,
     Lift,
@@ -16,7 +16,6 @@ from regard.score.contract import (
     accumulation_dtype,
     as_multiplied,
     over_heads,
-    over_shares,
     repeat_heads,
     require_one_width,
     with_heads,
@@ -58,7 +57,7 @@ class Gaussian(Score):
 
     def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift:
         wide = accumulation_dtype(query.dtype)
-        center = center_of(key.astype(wide), visible)
+        center = center_of(key, visible)
         inverse_square = self._inverse_square(query)  # [..., 1, 1]
         # The factor 1/width² goes to the keys, so that the forward pass can read the queries in the
         # caller's layout. In float16 it goes to the queries, since the keys could overflow.
@@ -105,21 +104,43 @@ class Gaussian(Score):
 
 
 def center_of(key: Array, visible: Array | None) -> Array:
-    """The center c of the visible keys: [..., S, D] -> [..., 1, D]; 0 where none is visible.
+    """The center c of the visible keys, [..., S, D] -> [..., 1, D], float32 or wider; 0 for none.
 
     Per coordinate: their mean where nearly all have one sign; else 0, so that 16-bit keys need
     not be rounded again. Any center gives the same scores, so no gradient flows through it, and
     a sample of the keys is as good as all of them.
     """
-    key = jax.lax.stop_gradient(key)
-    if visible is None:
-        key = key[..., :: max(1, key.shape[-2] // SAMPLE), :]
-    seen = jnp.ones(key.shape[:-1], bool) if visible is None else visible
+    key, seen = _sample(key, visible)
+    key = jax.lax.stop_gradient(key.astype(accumulation_dtype(key.dtype)))
     count = over_shares("sum", seen.sum(-1, keepdims=True))
     share = seen.astype(key.dtype) / jnp.maximum(count, 1).astype(key.dtype)
     key = jnp.where(seen[..., None], key, 0)
     mean, size = _weighted_sums(share, (key, jnp.abs(key)))
     return jnp.where(jnp.abs(mean) > 0.8 * size, mean, 0)
+
+
+def _sample(key: Array, visible: Array | None) -> tuple[Array, Array]:
+    """Some of the keys, and which of them are visible: [..., n, D] and [..., n].
+
+    All of few keys; of more, keys at equal distances, the first visible one among them.
+    """
+    S = key.shape[-2]
+    if visible is None:
+        key = key[..., :: max(1, S // SAMPLE), :]
+        return key, jnp.ones(key.shape[:-1], bool)
+    if S <= SAMPLE:
+        return key, visible
+    first = jnp.argmax(visible, axis=-1, keepdims=True)
+    last = S - 1 - jnp.argmax(visible[..., ::-1], axis=-1, keepdims=True)
+    step = (last - first + SAMPLE) // SAMPLE  # [..., 1], at least 1
+    number = jnp.arange(SAMPLE, dtype=first.dtype).reshape((1,) * (first.ndim - 1) + (-1,))
+    at = jnp.minimum(first + number * step, last)
+    seen = jnp.take_along_axis(visible, at, axis=-1)
+    if key.ndim == 2:
+        return key[at], seen
+    # In the caller's layout, [..., S, K, D]: a pair of transposes that XLA cancels.
+    rows = jnp.take_along_axis(key.swapaxes(-3, -2), at.swapaxes(-2, -1)[..., None], axis=-3)
+    return rows.swapaxes(-3, -2), seen
 
 
 def _weighted_sums(share: Array, sides: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -13,13 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from regard.placement import current_platform
+from regard.placement import current_platform, over_shares
 from regard.score.contract import (
     Lift,
     Score,
     accumulation_dtype,
     over_heads,
-    over_shares,
     require_one_width,
     with_heads,
 )

@@ -52,7 +52,7 @@ def test_the_curves_of_a_gpu_run(gpu_record):
     assert sorted(curves["regard+backward"]) == [2**power for power in range(10, 18)]
 
 
-def test_speedups_are_of_everybody_but_ourselves(gpu_record):
+def test_speedups_are_of_each_peer(gpu_record):
     ratios = speedups(gpu_record)
     assert set(ratios["dot_128"]) == {"jax.nn", "jax.nn cudnn", "torch", "flex"}
     assert ratios["additive"]["book"] == pytest.approx(21.0)

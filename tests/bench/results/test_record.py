@@ -51,7 +51,7 @@ def result(rows):
     )
 
 
-def test_a_row_for_everybody(rows):
+def test_a_row_for_each_program(rows):
     assert [(row.case, row.who) for row in rows] == [
         ("tiny", "regard"),
         ("tiny", AGAIN),
@@ -97,7 +97,7 @@ def fake(outputs, calls=None):
     return lambda case, inputs: Program(run=lambda: calls.append(1), outputs=lambda: outputs)
 
 
-def test_who_disagrees_is_not_timed(monkeypatch):
+def test_a_program_that_disagrees_is_not_timed(monkeypatch):
     calls = []
     wrong = {"out": np.ones((2, 6, 5))}
     monkeypatch.setitem(peers.PEERS, "book", fake(wrong, calls))
@@ -118,7 +118,7 @@ def test_nan_is_disagreement(monkeypatch):
     ("error", "reason"),
     [(Absent("not here"), "not here"), (RuntimeError("broke\nmore"), "failed: broke")],
 )
-def test_who_is_absent_or_fails_says_so_and_the_rest_goes_on(monkeypatch, error, reason):
+def test_an_absent_or_failing_program_is_reported_and_the_rest_goes_on(monkeypatch, error, reason):
     def absent(case, inputs):
         raise error
 

@@ -63,7 +63,7 @@ def test_every_framework_measures_its_own(measured):
     assert device["platform"] == "cpu"
 
 
-def test_what_goes_on_is_told(measured):
+def test_what_goes_on_is_reported(measured):
     heard = measured[2]
     assert "jax: dot: preparing jax.nn" in heard
     assert "torch: dot: preparing torch" in heard
@@ -176,7 +176,7 @@ def test_the_rows_of_two_processes_are_merged_in_table_order():
     ]
 
 
-def test_only_jax_has_the_gpu_in_jax_and_nobody_takes_it_all():
+def test_only_jax_has_the_gpu_in_jax_and_no_process_takes_it_all():
     assert environment("jax", "gpu")["JAX_PLATFORMS"] == "cuda"
     assert environment("torch", "gpu")["JAX_PLATFORMS"] == "cpu"
     assert environment("jax", "cpu")["JAX_PLATFORMS"] == "cpu"

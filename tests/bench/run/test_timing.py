@@ -16,7 +16,7 @@ from regard.bench.run.timing import (
 )
 
 
-def test_everybody_runs_once_a_round():
+def test_each_program_runs_once_a_round():
     calls = []
     runs = {name: lambda name=name: calls.append(name) for name in "abc"}
     timings = interleave(runs, rounds=6, rest=0.0)
@@ -28,12 +28,12 @@ def test_everybody_runs_once_a_round():
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_everybody_comes_first_equally_often(count):
+def test_each_program_comes_first_equally_often(count):
     firsts = [turn_order(count, turn)[0] for turn in range(2 * count)]
     assert sorted(firsts) == sorted(list(range(count)) * 2)
 
 
-def test_nobody_always_follows_the_same_neighbor():
+def test_no_program_always_follows_the_same_neighbor():
     before = {
         (order[i], order[i - 1])
         for order in (turn_order(4, turn) for turn in range(8))

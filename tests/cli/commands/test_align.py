@@ -136,7 +136,7 @@ def test_gold_links_score_every_option(place, monkeypatch):
         ((*FILES, "--symmetrize", "union"), 2, "--reverse-model"),
     ],
 )
-def test_bad_input_is_told_and_nothing_is_written(place, words, code, said):
+def test_bad_input_is_reported_and_nothing_is_written(place, words, code, said):
     (place / "short.txt").write_text("un\ndeux\ntrois\n")
     (place / "latin.txt").write_bytes("un\nété\nun\nun\n".encode("latin-1"))
     (place / "notab.tsv").write_text("one\tun\ntwo deux\n")

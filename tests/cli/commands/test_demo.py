@@ -65,14 +65,14 @@ def test_it_says_first_how_long_it_takes(shown):
     assert "3 minutes on two cores" in start
 
 
-def test_a_missing_bundled_model_is_told_and_the_rest_goes_on(shown):
+def test_a_missing_bundled_model_is_reported_and_the_rest_goes_on(shown):
     result, _ = shown
     assert "no bundled model in this build" in " ".join(result.stdout.split())
     assert "2  A small model" in result.stdout
     assert "3  How good it is" in result.stdout
 
 
-def test_expectations_that_are_not_kept_are_told_and_fail(shown):
+def test_expectations_that_are_not_kept_are_reported_and_fail(shown):
     result, _ = shown
     assert re.search(r"exact match +0\.0 % +at least 95 % +NOT REACHED", result.stdout)
     assert re.search(r"alignment error rate +[\d.]+ % +at most 15 % +NOT REACHED", result.stdout)

@@ -113,7 +113,7 @@ def test_the_grammar_comes_with_its_links(place):
         (("--tsv", "{}/pairs.tsv", "--grammar", "demo"), 2, "name one corpus"),
     ],
 )
-def test_bad_input_is_told_in_one_line(place, words, code, said):
+def test_bad_input_is_reported_in_one_line(place, words, code, said):
     (place / "few.txt").write_text("0-0\n")
     result = run(place, *words)
     assert result.exit_code == code, result.output

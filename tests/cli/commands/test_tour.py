@@ -103,4 +103,4 @@ def test_heatmaps_tell_zero_from_small():
     assert drawn == "·   \n▒▒██"
     assert shades.heatmap([[0.0]], in_color=False).plain == "· "
     ends = [shades.color(weight) for weight in (-1, 0, 1, 2)]
-    assert ends == [(68, 1, 84), (68, 1, 84), (253, 231, 37), (253, 231, 37)]
+    assert ends == [(250, 200, 170), (68, 1, 84), (253, 231, 37), (253, 231, 37)]

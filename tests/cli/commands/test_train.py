@@ -179,7 +179,7 @@ def test_resume_takes_no_other_settings(whole, files):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "settings.json"])
-def test_a_damaged_run_folder_is_told(whole, tmp_path, name):
+def test_a_damaged_run_folder_is_reported(whole, tmp_path, name):
     folder = tmp_path / "copy"
     shutil.copytree(whole[0], folder)
     (folder / name).write_text("{", encoding="utf-8")
@@ -197,7 +197,7 @@ def test_a_damaged_run_folder_is_told(whole, tmp_path, name):
         (KeyboardInterrupt(), 130, "--resume"),
     ],
 )
-def test_what_happens_on_the_way_is_told_in_a_line(
+def test_what_happens_on_the_way_is_reported_in_a_line(
     tmp_path, files, monkeypatch, error, code, message
 ):
     def failing(*args, **options):

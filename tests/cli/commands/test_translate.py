@@ -158,7 +158,7 @@ def test_out_is_written_whole_or_not_at_all(model, expected, tmp_path):
         (["--in", "{tmp}/empty.txt", "one"], 2, "not both"),
     ],
 )
-def test_bad_input_is_told_in_one_line(model, tmp_path, words, code, said):
+def test_bad_input_is_reported_in_one_line(model, tmp_path, words, code, said):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "broken.gz").write_bytes(gzip.compress(b"one\n" * 99)[:-9])
     save_small(tmp_path / "other")

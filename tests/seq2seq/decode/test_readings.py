@@ -16,7 +16,7 @@ GREEDY = SearchOptions(beam=1)
 # Most of these gave an empty line or an invented sentence when the model read them as they are.
 INPUTS = {
     "I LIKE CATS.": "J'AIME LES CHATS.",
-    "WHERE IS THE TRAIN STATION?": "OÙ EST LA GARE ?",
+    "WHERE IS THE TRAIN STATION?": "OÙ SE TROUVE LA GARE ?",
     "TOM LIVES IN BOSTON": "TOM VIT À BOSTON",
     "i like cats": "J'aime les chats",
     "i like cats.": "J'aime les chats.",
@@ -87,7 +87,9 @@ def bundled() -> Translator:
 @pytest.fixture(scope="module")
 def found(bundled):
     texts = [*INPUTS, *PLAIN, *STRANGE]
-    return dict(zip(texts, bundled.translate(texts), strict=True))
+    # In bfloat16, which "auto" may take, some of them are within one rounding of another one.
+    exact = SearchOptions(dtype="float32")
+    return dict(zip(texts, bundled.translate(texts, search=exact), strict=True))
 
 
 @pytest.mark.parametrize("text", INPUTS)

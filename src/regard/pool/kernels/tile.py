@@ -301,11 +301,13 @@ def run_kernel(
     programs: int,
     results: list[tuple[tuple[int, ...], Any]],
     name: str,
+    heads_first: bool = False,
 ) -> list[Array]:
     """Runs `kernel(arrays by name, *result refs)` for every head and example.
 
     Args:
-        programs: per head.
+        programs: per head; numbered by the grid's first axis, or with `heads_first` its second, so
+            that thread blocks of one time read neighboring heads of the same tokens.
         results: shape and dtype of each result for one head; they come back [B, N, *shape], or,
             with `tokens_first`, those of rank 4 with their second and third axis swapped.
     """
@@ -321,14 +323,20 @@ def run_kernel(
     def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
         return heads_second((static.B, static.N, *shape), swapped(shape))
 
+    def placed(spec: pl.BlockSpec) -> pl.BlockSpec:
+        of_block = spec.index_map
+        if not heads_first or of_block is None:
+            return spec
+        return pl.BlockSpec(spec.block_shape, lambda head, block, b: of_block(block, head, b))
+
     return pl.pallas_call(
         by_name,
-        grid=(programs, static.N, static.B),
+        grid=(static.N, programs, static.B) if heads_first else (programs, static.N, static.B),
         in_specs=[
-            read_spec(array, static, static.tokens_first and name in OF_TOKENS)
+            placed(read_spec(array, static, static.tokens_first and name in OF_TOKENS))
             for name, array in arrays.items()
         ],
-        out_specs=[write_spec(*shape, tokens_first=swapped(shape)) for shape, _ in results],
+        out_specs=[placed(write_spec(*shape, tokens_first=swapped(shape))) for shape, _ in results],
         out_shape=[kernel_result(whole(shape), dtype, arrays) for shape, dtype in results],
         compiler_params=plt.CompilerParams(
             num_warps=static.blocks.warps, num_stages=static.blocks.stages

@@ -2,63 +2,31 @@
 
 from regard.seq2seq.corpus.grammar.chooser import Chooser
 from regard.seq2seq.corpus.grammar.noun_phrases import NUMBERS, noun_phrase, number
-from regard.seq2seq.corpus.grammar.tree import English, French, Phrase, word
+from regard.seq2seq.corpus.grammar.tree import English, French, Phrase, table, word
 
-CITIES = {
-    "Paris": "Paris",
-    "London": "Londres",
-    "Rome": "Rome",
-    "Brussels": "Bruxelles",
-    "Geneva": "Genève",
-    "Amsterdam": "Amsterdam",
-    "Venice": "Venise",
-    "Lyon": "Lyon",
-    "Vienna": "Vienne",
-    "Athens": "Athènes",
-    "Lisbon": "Lisbonne",
-}
+CITIES = table("""
+    Paris: Paris, London: Londres, Rome: Rome, Brussels: Bruxelles, Geneva: Genève,
+    Amsterdam: Amsterdam, Venice: Venise, Lyon: Lyon, Vienna: Vienne, Athens: Athènes,
+    Lisbon: Lisbonne
+""")
 
 # Feminine countries take en and de, masculine ones au and du.
-COUNTRIES = {
-    "France": "France",
-    "Canada": "le Canada",
-    "Italy": "Italie",
-    "Japan": "le Japon",
-    "Spain": "Espagne",
-    "Germany": "Allemagne",
-    "Portugal": "le Portugal",
-    "Brazil": "le Brésil",
-    "Switzerland": "Suisse",
-    "Belgium": "Belgique",
-    "Greece": "Grèce",
-    "Mexico": "le Mexique",
-    "China": "Chine",
-}
+COUNTRIES = table("""
+    France: France, Canada: le Canada, Italy: Italie, Japan: le Japon, Spain: Espagne,
+    Germany: Allemagne, Portugal: le Portugal, Brazil: le Brésil, Switzerland: Suisse,
+    Belgium: Belgique, Greece: Grèce, Mexico: le Mexique, China: Chine
+""")
 
-DAYS = {
-    "Monday": "lundi",
-    "Tuesday": "mardi",
-    "Wednesday": "mercredi",
-    "Thursday": "jeudi",
-    "Friday": "vendredi",
-    "Saturday": "samedi",
-    "Sunday": "dimanche",
-}
+DAYS = table("""
+    Monday: lundi, Tuesday: mardi, Wednesday: mercredi, Thursday: jeudi, Friday: vendredi,
+    Saturday: samedi, Sunday: dimanche
+""")
 
-MONTHS = {
-    "January": "janvier",
-    "February": "février",
-    "March": "mars",
-    "April": "avril",
-    "May": "mai",
-    "June": "juin",
-    "July": "juillet",
-    "August": "août",
-    "September": "septembre",
-    "October": "octobre",
-    "November": "novembre",
-    "December": "décembre",
-}
+MONTHS = table("""
+    January: janvier, February: février, March: mars, April: avril, May: mai, June: juin,
+    July: juillet, August: août, September: septembre, October: octobre, November: novembre,
+    December: décembre
+""")
 
 # Each French word says the English word of the number behind it; without one, the first.
 PAST = (
@@ -77,10 +45,7 @@ FUTURE = (
     "tonight|ce soir",
     "this afternoon|cet/0 après-midi/1",
 )
-PRESENT = (
-    "now|maintenant",
-    "today|aujourd'hui",
-)
+PRESENT = ("now|maintenant", "today|aujourd'hui")
 HABIT = (
     "every day|tous/0 les/0 jours/1",
     "every morning|tous/0 les/0 matins/1",
@@ -97,7 +62,7 @@ MANNER = (
     "carefully|soigneusement",
     "there|là-bas",
 )
-FREQUENCY = {"often": "souvent", "always": "toujours", "sometimes": "parfois", "rarely": "rarement"}
+FREQUENCY = table("often: souvent, always: toujours, sometimes: parfois, rarely: rarement")
 HOUR_NUMBERS = (("one", "une"), *((said, NUMBERS[said]) for said in HOURS_TO_ELEVEN))
 UNITS = {"days": "jours", "weeks": "semaines", "months": "mois", "years": "ans"}
 
@@ -198,14 +163,8 @@ def place(choose: Chooser) -> Phrase:
     """Somewhere: in the garden, near the church, in Rome, in Japan."""
     if choose.chance(0.3):
         return region(choose, "in")
-    preposition = choose.weighted(
-        [
-            ("in|dans", 3.0),
-            ("near|près de", 1.0),
-            ("behind|derrière", 1.0),
-            ("in front of|devant", 1.0),
-        ]
-    )
+    near = [("near|près de", 1.0), ("behind|derrière", 1.0), ("in front of|devant", 1.0)]
+    preposition = choose.weighted([("in|dans", 3.0), *near])
     said, _, says = preposition.partition("|")
     where = noun_phrase(choose, frozenset({"place"}), definite=True)
     return word(said, says) + where.phrase

@@ -10,7 +10,7 @@ from regard.seq2seq.corpus.grammar import english
 from regard.seq2seq.corpus.grammar.chooser import Chooser
 from regard.seq2seq.corpus.grammar.french import vowel_sound
 from regard.seq2seq.corpus.grammar.nouns import Noun
-from regard.seq2seq.corpus.grammar.tree import English, French, Phrase, word
+from regard.seq2seq.corpus.grammar.tree import English, French, Phrase, table, word
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,11 @@ PRONOUNS = {
     "they": ("them", "ils", "les", 5, True, False),
 }
 
-# The same in both languages; True for women.
-NAMES = {
-    "Marie": True,
-    "Paul": False,
-    "Claire": True,
-    "Pierre": False,
-    "Anne": True,
-    "Louis": False,
-    "Alice": True,
-    "Thomas": False,
-    "Sophie": True,
-    "Lucas": False,
-    "Julie": True,
-    "Antoine": False,
-    "Emma": True,
-    "Jean": False,
-}
+# The same in both languages; their gender.
+NAMES = table("""
+    Marie: f, Paul: m, Claire: f, Pierre: m, Anne: f, Louis: m, Alice: f, Thomas: m, Sophie: f,
+    Lucas: m, Julie: f, Antoine: m, Emma: f, Jean: m
+""")
 
 NOBODYS = frozenset({"man", "woman"})  # "my woman" is rude; "ma femme" is one's wife
 
@@ -78,29 +66,12 @@ POSSESSIVES = {
     "their": ("leur", "leur", "leurs"),
 }
 
-NUMBERS = {
-    "two": "deux",
-    "three": "trois",
-    "four": "quatre",
-    "five": "cinq",
-    "six": "six",
-    "seven": "sept",
-    "eight": "huit",
-    "nine": "neuf",
-    "ten": "dix",
-    "eleven": "onze",
-    "twelve": "douze",
-    "thirteen": "treize",
-    "fifteen": "quinze",
-    "sixteen": "seize",
-    "twenty": "vingt",
-    "twenty-one": "vingt et un",
-    "thirty": "trente",
-    "fifty": "cinquante",
-    "seventy": "soixante-dix",
-    "eighty": "quatre-vingts",
-    "ninety": "quatre-vingt-dix",
-}
+NUMBERS = table("""
+    two: deux, three: trois, four: quatre, five: cinq, six: six, seven: sept, eight: huit,
+    nine: neuf, ten: dix, eleven: onze, twelve: douze, thirteen: treize, fifteen: quinze,
+    sixteen: seize, twenty: vingt, twenty-one: vingt et un, thirty: trente, fifty: cinquante,
+    seventy: soixante-dix, eighty: quatre-vingts, ninety: quatre-vingt-dix
+""")
 
 
 def pronoun(choose: Chooser) -> NounPhrase:
@@ -117,7 +88,7 @@ def pronoun_named(name: str) -> NounPhrase:
 def name(choose: Chooser) -> NounPhrase:
     """Somebody's name."""
     who = choose.pick(choose.some(tuple(NAMES), 6))
-    return NounPhrase(word(who, who), 2, False, NAMES[who], who, PERSON)
+    return NounPhrase(word(who, who), 2, False, NAMES[who] == "f", who, PERSON)
 
 
 def number(choose: Chooser) -> tuple[str, str]:

@@ -78,6 +78,17 @@ def word(english: str, french: str) -> Phrase:
     return Phrase([first, *others], says)
 
 
+def table(text: str) -> dict[str, str]:
+    """English words and their French ones.
+
+    Example:
+        >>> table("three: trois, twenty-one: vingt et un")
+        {'three': 'trois', 'twenty-one': 'vingt et un'}
+    """
+    entries = (entry.partition(":") for entry in text.split(","))
+    return {english.strip(): french.strip() for english, _, french in entries}
+
+
 ELIDES = {"le": "l'", "la": "l'", "je": "j'", "me": "m'", "ne": "n'", "de": "d'", "que": "qu'"}
 CONTRACTS = {("de", "le"): "du", ("de", "les"): "des", ("à", "le"): "au", ("à", "les"): "aux"}
 

@@ -42,6 +42,34 @@ def test_a_second_call_of_one_signature_runs_no_python_of_the_first(prepared):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), found, want)
 
 
+IDS = np.array([0, 0, 1, 1, 1])
+SPELLINGS = {  # of integers and numbers that are no JAX arrays
+    "a list of lengths": dict(valid_lens=[3, 5]),
+    "one length": dict(valid_lens=4),
+    "a NumPy length": dict(valid_lens=np.int64(4)),
+    "NumPy lengths": dict(valid_lens=np.array([3, 2**40])),
+    "a mask of lengths": dict(mask=regard.Mask.lengths([3, 5])),
+    "NumPy segments": dict(mask=regard.Mask.segments(IDS)),
+    "positions": dict(score=regard.Dot() + regard.Alibi(), query_positions=np.arange(5) + 1),
+    "a whole width": dict(score=regard.Gaussian(2)),
+    "a NumPy width": dict(score=regard.Gaussian(np.float32(2))),
+    "a list as bias": dict(bias=[[0.0, 1.0, 0.0, 2.0, 0.0]]),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("call", [regard.attend, regard.weights], ids=["attend", "weights"])
+def test_numbers_of_any_kind_are_arguments_of_one_program(prepared, call, spelling):
+    arrays = (X, X, X) if call is regard.attend else (X, X)
+    found = call(*arrays, **SPELLINGS[spelling])
+    count = len(prepared)
+    call(*arrays, **SPELLINGS[spelling])
+    assert len(prepared) == count
+    with jax.disable_jit():
+        want = call(*arrays, **SPELLINGS[spelling])
+    np.testing.assert_allclose(found, want, atol=2e-6)
+
+
 def test_other_numbers_in_a_score_need_no_other_program_on_a_cpu(prepared):
     narrow = regard.attend(X, X, X, score=regard.Gaussian(0.5))
     count = len(prepared)
