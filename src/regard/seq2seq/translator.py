@@ -19,6 +19,7 @@ from regard.seq2seq.decode import programs
 from regard.seq2seq.decode.few_shapes import WIDTHS, groups
 from regard.seq2seq.decode.hypotheses import SearchOptions
 from regard.seq2seq.decode.joining import Part, Written, joined, padded
+from regard.seq2seq.decode.layers import LayerWeights, layer_weights
 from regard.seq2seq.decode.next_words import NextWords, next_words
 from regard.seq2seq.decode.readings import read_sources
 from regard.seq2seq.decode.restoring import restored
@@ -286,6 +287,32 @@ class Translator:
                 if progress is not None:
                     progress(done, len(explaining) * len(wanted))
         return found
+
+    def layers(self, source: str, target: str) -> dict[str, LayerWeights]:
+        """The attention of every layer and head for a given translation (forced decoding).
+
+        Example:
+            >>> from regard.seq2seq.translator import Translator
+            >>> from regard.show import AttentionMap
+            >>> seen = Translator.load().layers("She sleeps.", "Elle dort.")
+            >>> {name: found.weights.shape for name, found in seen.items()}
+            {'cross': (1, 1, 5, 6)}
+            >>> seen["cross"].query_labels
+            ('⇧', 'elle', 'dort', '.', '(end)')
+            >>> AttentionMap(*seen["cross"]).weights.shape  # to step through, plot, or save
+            (1, 1, 5, 6)
+
+        Args:
+            source: a text.
+            target: its translation.
+
+        Returns:
+            By name, the weights between tokens as the model reads them: of a Transformer
+            "encoder", the source to itself, "decoder", the target to itself, and "cross", the
+            target to the source; of a recurrent model "cross", of one layer and head; of one
+            without attention nothing.
+        """
+        return layer_weights(self.model, self.tokenizers, source, target)
 
     def next_words(
         self, text: str, translations: Sequence[Translation], count: int = 5
