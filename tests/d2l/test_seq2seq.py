@@ -12,7 +12,7 @@ import oracle
 from intermediates import intermediates
 from regard import d2l
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 VOCAB, EMBED, HIDDEN, LAYERS = 10, 8, 16, 2
 LENS = np.array([9, 5, 1, 0])

@@ -107,7 +107,8 @@ REGISTRY = [
     Rule(
         _PALLAS,
         lambda request: request.device.platform == "gpu",
-        "on a GPU, softmax over any score with a lift, or additive; few queries",
+        "on a GPU, softmax, sparsemax, hard, kernels and cones of plain arithmetic, over any score "
+        "with a lift, or additive; few queries",
         "one H200, bfloat16: additive, B=8, T=S=4096, h=V=64, 0.53 ms, the book's form 18.6; "
         "per-query lengths, B=4, T=S=4096, N=16, D=64, 0.37 ms, jax.nn by XLA 5.6",
     ),
