@@ -143,7 +143,8 @@ def with_delta(static: KernelPlan, arrays: dict[str, Array], mask: KernelMask) -
         return arrays
     from regard.pool.kernels.regimes import regime_delta  # needed by few calls
 
-    whole = replace(static, tokens_first=False)
+    blocks = replace(static.blocks, stages=min(static.blocks.stages, 2))
+    whole = replace(static, blocks=blocks, tokens_first=False)
     bounds = mask.bounds(whole.tile, whole.T, whole.S)
     return arrays | dict(delta=regime_delta(whole, arrays | {"bounds": bounds}, static.regime))
 
