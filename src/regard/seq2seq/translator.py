@@ -8,10 +8,9 @@ the search is in search.py.
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -335,7 +334,7 @@ class Translator:
 
     def _looks(self, batch: Batch, explain: bool, hurry: bool) -> Array:
         source, lens, before, written = (
-            jnp.asarray(array)
+            _on_device(array)
             for array in (batch.source, batch.source_lens, batch.target_in, batch.target_out)
         )
         if explain:
@@ -371,8 +370,8 @@ class Translator:
         for group in groups(lengths, tokens=tokens, known=known, whole=whole_batches):
             examples = [(ids[i], ()) for i in group.members]
             batch = Batch.of(examples, rows=group.rows, width=group.width)
-            given = jnp.asarray(batch.source), jnp.asarray(batch.source_lens)
-            hypotheses = programs.search(self.model, *given, search, n_best, hurry=hurry)
+            source, lens = (_on_device(array) for array in (batch.source, batch.source_lens))
+            hypotheses = programs.search(self.model, source, lens, search, n_best, hurry=hurry)
             best = jax.tree.map(np.asarray, hypotheses)
             self._compiled.add((kind, group.rows, group.width))
             for row, i in enumerate(group.members):
@@ -390,6 +389,11 @@ class Translator:
             if progress is not None:
                 progress(done, len(ids))
         return found
+
+
+def _on_device(array: Any) -> Array:
+    """Not jnp.asarray, which compiles a program for each new shape."""
+    return jax.device_put(array)
 
 
 def _aligned(source: Encoded, target: Encoded, looks: np.ndarray, look: Look) -> Alignment:
