@@ -18,6 +18,8 @@ from regard.pool import layout
 from regard.pool.pallas import interpreted
 from regard.score import positions, relative_bias
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 B, N, K, D, V, LENGTH = 2, 4, 2, 8, 3, 13
 CAUSAL = regard.Mask.causal()
 RNG = np.random.default_rng(0)
