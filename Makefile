@@ -42,8 +42,8 @@ test-all: $(VENV)/.installed-dev ## every case of every test, with nightly count
 
 NOT_CORE := bench cli modules peers d2l playground show seq2seq test_docs.py test_examples.py
 
-test-core: $(VENV)/.installed-dev ## the core alone: without modules, benchmark and other libraries
-	@$(RUN) -m 'not slow' $(NOT_CORE:%=--ignore=tests/%) $(PYTEST) tests
+test-core: $(VENV)/.installed-dev ## the core alone, a case of each test: for one more version of JAX
+	@$(RUN) -m 'not slow' --most 1 $(NOT_CORE:%=--ignore=tests/%) $(PYTEST) tests
 	@$(MAKE) --no-print-directory doctest
 
 # A run of its own, without tests/conftest.py: the examples must hold for a reader, whose JAX

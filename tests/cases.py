@@ -430,23 +430,25 @@ class Case:
 def tiered(cases):
     """The cases as pytest's parameters; those of `make test-all` alone are marked slow.
 
-    `make test` keeps the first case of each row of each table: every score, regime, mask, dtype,
-    size and shape of bias is in one. Backends take turns at them.
+    `make test` keeps as few cases as have every row of every table: each score, regime, mask,
+    dtype, size and shape of bias is in one. Backends take turns at them.
     """
-    order, groups, seen, params = list(BACKENDS), {}, set(), []
+    cases, groups = list(cases), {}
     for case in cases:
         groups.setdefault(replace(case, backend=""), []).append(case)
-    turn = 0
-    for plain, group in groups.items():
-        rows = {(field, str(getattr(plain, field))) for field in vars(plain)}
-        new = not rows <= seen
-        seen |= rows
-        turn += new
-        kept = order[turn % len(order)] if len(group) > 1 else group[0].backend
-        for case in group:
-            marks = () if new and case.backend == kept else pytest.mark.slow
-            params.append(pytest.param(case, marks=marks, id=str(case)))
-    return params
+    rows = {plain: {(name, str(row)) for name, row in vars(plain).items()} for plain in groups}
+    order, missing, kept = list(BACKENDS), set().union(*rows.values()), []
+    while missing:
+        plain = max(rows, key=lambda plain: len(rows[plain] & missing))  # the first of equals
+        missing -= rows[plain]
+        of_backend = {case.backend: case for case in groups[plain]}
+        backend = order[len(kept) % len(order)]
+        kept.append(of_backend.get(backend, groups[plain][0]))
+    slow = set(cases) - set(kept)
+    return [
+        pytest.param(case, marks=pytest.mark.slow if case in slow else (), id=str(case))
+        for case in cases
+    ]
 
 
 def on_every_backend(cases):

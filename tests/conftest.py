@@ -38,6 +38,10 @@ if ON_GPU:  # float32 against an oracle: not TF32, JAX's default there (test_pre
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--most", type=int, help="cases of each test in a module marked sampled(n)")
+
+
 LEFT_OUT = pytest.StashKey[collections.Counter[str]]()  # how many tests, by reason
 
 
@@ -58,7 +62,7 @@ def pytest_collection_modifyitems(config, items):
         if "sampled" in item.keywords and hasattr(item, "callspec") and item.cls is None:
             tests[item.path, item.originalname].append(item)  # classes: see cases.tiered
     for cases in tests.values():
-        most = cases[0].get_closest_marker("sampled").args[0]
+        most = config.getoption("--most") or cases[0].get_closest_marker("sampled").args[0]
         kept = {round(i * (len(cases) - 1) / max(most - 1, 1)) for i in range(most)}
         for i, item in enumerate(cases):
             if i not in kept:

@@ -14,7 +14,7 @@ from intermediates import largest
 from problem import as_arguments, assert_close, draw
 from regard.score.additive import lift_anywhere
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 LIFTING = Sizes(T=67, S=71, N=2, K=1)  # long enough for the additive lift to be taken
 

@@ -17,6 +17,8 @@ import regard
 from cases import BACKENDS, MASKS, REGIMES
 from problem import as_arguments
 
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(6)]
+
 RUNS = 300 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 40
 
 

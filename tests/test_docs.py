@@ -12,6 +12,7 @@ have, a link to nowhere.
 import ast
 import importlib.util
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -30,6 +31,7 @@ SOURCE = Path(regard.__file__).resolve().parent.parent
 SECTION = re.compile(r"^## (.*?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCE = re.compile(r"^( *)```python(.*)\n((?s:.*?))^\1```$", re.MULTILINE)
+IDENTIFIER = re.compile(r"^::: (\S+)", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PRINTED = re.compile(r"^print\(.*\) *# (.*)$", re.MULTILINE)
 IMPORTED = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
@@ -186,3 +188,9 @@ def test_links_lead_to_files(name):
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     targets = [target for target in LINK.findall(text) if "://" not in target]
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "api").glob("*.md")), ids=lambda page: page.stem)
+def test_what_the_reference_shows_exists(page):
+    for name in IDENTIFIER.findall(page.read_text()):
+        assert pkgutil.resolve_name(name).__doc__, name

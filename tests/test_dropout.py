@@ -13,7 +13,7 @@ from cases import BACKENDS, REGIMES, Case
 from problem import as_arguments, assert_close, draw
 from regard.dropout import is_kept, key_words, row_words
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 B, T, N, S = 2, 19, 2, 37
 RATE = 0.25

@@ -17,7 +17,7 @@ from problem import as_arguments
 from regard.mask import Band, MaskFacts, resolve
 from regard.shapes import Axes
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 SHAPES = {
     "more keys": (2, 2, 4, 7),

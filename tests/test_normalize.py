@@ -12,7 +12,7 @@ import regard
 from cases import BACKENDS, DTYPES, REGIMES
 from problem import assert_close
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 T, S = 6, 9
 

@@ -13,7 +13,7 @@ import regard
 from cases import REGIMES
 from regard.normalize import Normalizer
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 Z, T, S, V = 2, 3, 11, 2
 TILES = (slice(0, 4), slice(4, 5), slice(5, 11))

@@ -15,7 +15,7 @@ import oracle
 import regard
 from cases import BACKENDS, REGIMES
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 LARGEST = float(np.finfo(np.float32).max)
 

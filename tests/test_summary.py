@@ -12,7 +12,7 @@ from cases import REGIMES, Case, Sizes, small_tiles
 from intermediates import largest
 from problem import as_arguments, assert_close, draw
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 SHAPES = {
     "rank 2": Case(mask="lengths per query", sizes=Sizes(B=None, N=None, K=None)),

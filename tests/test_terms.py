@@ -91,6 +91,11 @@ def test_an_empty_row(implementation):
         np.testing.assert_array_equal(gradient, 0)
 
 
+def test_a_sink_may_be_a_python_integer():
+    found = regard.attend(X, X, X, sink=1)
+    np.testing.assert_array_equal(found, regard.attend(X, X, X, sink=1.0))
+
+
 @pytest.mark.parametrize(("rank", "shape"), [(2, (T,)), (3, (B, T)), (4, (B, N, T))])
 def test_shapes_and_dtypes(rank, shape):
     query, key, value, _ = (x.astype(jnp.bfloat16) for x in arrays(jnp.float32))

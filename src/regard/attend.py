@@ -28,6 +28,7 @@ from regard.pool.merge import finish_with_sink
 from regard.pool.reference import dense_weights
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Score, accumulation_dtype
+from regard.score.positions import as_int32
 from regard.shapes import check
 
 
@@ -200,7 +201,7 @@ def attend(
     options |= dict(mesh=mesh, sequence_axis=sequence_axis, softcap=softcap, return_lse=return_lse)
     arrays = arrays_of(dict(query=query, key=key, value=value, bias=bias), valid_lens, score)
     arrays |= dict(mask=mask, sink=sink, dropout_rng=dropout_rng)
-    arrays |= dict(query_positions=query_positions, key_positions=key_positions)
+    arrays |= positions_of(query_positions, key_positions)
     asked = dict(out=True, weights=return_weights, lse=return_lse, flag=return_lifted)
     wanted = tuple(name for name, given in asked.items() if given)
     static = Static.of(implementation, options)
@@ -226,6 +227,12 @@ def arrays_of(given: dict[str, Any], valid_lens: Array | None, score: Score) -> 
     arrays = {n: jnp.asarray(x) if isinstance(x, list | tuple) else x for n, x in given.items()}
     arrays |= {} if score is DOT else dict(score=score)
     return arrays | dict(valid_lens=None if valid_lens is None else as_lens(valid_lens))
+
+
+def positions_of(query_positions: Any, key_positions: Any) -> dict[str, Any]:
+    """Both, checked to fit int32 while their numbers are known: jit would wrap larger ones."""
+    given = dict(query_positions=query_positions, key_positions=key_positions)
+    return {name: None if x is None else as_int32(name, x) for name, x in given.items()}
 
 
 class Program(NamedTuple):

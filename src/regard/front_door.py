@@ -22,7 +22,7 @@ from regard.pool.backend import BiasFacts, Problem, Request
 from regard.pool.sequence_axis import SequenceAxis
 from regard.score.contract import Score, promote, require_pytree
 from regard.score.dot import Dot
-from regard.score.positions import Placement, default_positions
+from regard.score.positions import Placement, as_int32, default_positions
 from regard.shapes import Axes, as_array, check, shape_error
 
 DOT = Dot()  # the default: known from a dot product that the caller asked for
@@ -165,7 +165,7 @@ def positions(
     ):
         if array is None:
             continue
-        array = jnp.asarray(array)
+        array = as_int32(name, array)
         if not jnp.issubdtype(array.dtype, jnp.integer):
             raise TypeError(
                 f"{name} must be integers. Got {list(array.shape)} of dtype {array.dtype}."
@@ -234,7 +234,7 @@ def check_terms(
         )
     if sink is None:
         return softcap, None
-    sink = as_array("sink", sink)
+    sink = as_array("sink", float(sink) if type(sink) is int else sink)
     if not jnp.issubdtype(sink.dtype, jnp.floating):
         raise TypeError(
             f"sink must be floating point: it is a score. Got sink {list(sink.shape)} of dtype "

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.attend import Program, Static, arrays_of, program_of, weigh, weigh_whole
+from regard.attend import Program, Static, arrays_of, positions_of, program_of, weigh, weigh_whole
 from regard.front_door import DOT, prepare
 from regard.mask import Mask, as_lens, resolve
 from regard.memory import Memory
@@ -52,7 +52,7 @@ def weights(
     """
     arrays = arrays_of(dict(query=query, key=key, bias=bias), valid_lens, score)
     arrays |= dict(value=None, mask=mask, sink=sink)
-    arrays |= dict(query_positions=query_positions, key_positions=key_positions)
+    arrays |= positions_of(query_positions, key_positions)
     options: dict[str, Any] = dict(normalize=normalize, softcap=softcap)
     static = Static.of(implementation, options)
     program = program_of(arrays, static)

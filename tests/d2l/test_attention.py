@@ -9,7 +9,7 @@ import pytest
 import oracle
 from regard import d2l
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 RNG = jax.random.PRNGKey(3)
 

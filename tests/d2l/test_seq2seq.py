@@ -12,7 +12,7 @@ import oracle
 from intermediates import intermediates
 from regard import d2l
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 VOCAB, EMBED, HIDDEN, LAYERS = 10, 8, 16, 2
 LENS = np.array([9, 5, 1, 0])
@@ -154,6 +154,39 @@ def test_decoder():
     d2l.check_shape(state[0], (4, 7, HIDDEN))
     d2l.check_shape(state[1], (LAYERS, 4, HIDDEN))
     d2l.check_shape(state[1][0], (4, HIDDEN))
+
+
+def test_a_decoder_of_other_sizes_than_its_encoder_is_refused():
+    encoded = d2l.Seq2SeqEncoder(VOCAB, EMBED, HIDDEN, 2).init_with_output(RNG, SOURCE)[0]
+    decoder = d2l.Seq2SeqAttentionDecoder(VOCAB, EMBED, HIDDEN, 1)
+    with pytest.raises(ValueError, match=rf"Got state \[2, 4, {HIDDEN}\].*num_layers 1"):
+        decoder.init(RNG, SOURCE, decoder.init_state(encoded))
+
+
+@pytest.mark.parametrize(
+    "layer", [d2l.DotProductAttention(0.0), d2l.MultiHeadAttention(HIDDEN, 2, 0.0)]
+)
+def test_a_decoder_with_another_attention(layer):
+    """The book's exercise; the weights of the first step are the layer's own."""
+
+    class Decoder(d2l.Seq2SeqAttentionDecoder):
+        def setup(self):
+            self.attention = layer.clone()
+            self.embedding = nn.Embed(self.vocab_size, self.embed_size)
+            self.rnn = d2l.GRU(self.num_hiddens, self.num_layers)
+            self.dense = nn.Dense(self.vocab_size)
+
+    encoded = d2l.Seq2SeqEncoder(VOCAB, EMBED, HIDDEN, 1).init_with_output(RNG, SOURCE)[0]
+    decoder = Decoder(VOCAB, EMBED, HIDDEN, 1)
+    lens = jnp.array(LENS)
+    state = decoder.init_state(encoded, lens)
+    variables = {"params": decoder.init(RNG, TARGET, state)["params"]}
+    _, seen = decoder.apply(variables, TARGET, state, mutable="intermediates")
+    own = {"params": variables["params"].get("attention", {})}
+    query, keys = encoded[1][-1][:, None], encoded[0].swapaxes(0, 1)
+    expected = layer.apply(own, query, keys, keys, lens)[1]
+    weights = seen["intermediates"]["dec_attention_weights"][0]
+    np.testing.assert_allclose(weights[0], expected, rtol=1e-5)
 
 
 def decoder_alone():

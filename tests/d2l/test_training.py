@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 from flax import linen as nn
 
 from regard import d2l
+from regard.d2l import plots
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -197,8 +199,15 @@ def test_a_model_without_a_loss():
         def configure_optimizers(self):
             return optax.sgd(0.1)
 
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match=r"Empty has no loss\(self, params"):
         fitted(Empty(), Rows(X, Y))
+
+
+def test_a_trainer_that_has_not_trained_has_no_state():
+    trainer = d2l.Trainer(max_epochs=1)
+    with pytest.raises(AttributeError, match=r"no attribute 'state' before fit\(model, data\)"):
+        _ = trainer.state
+    assert not hasattr(trainer, "other")
 
 
 def test_equal_models_are_equal_whatever_was_drawn():
@@ -287,7 +296,7 @@ def test_a_loader_of_nothing_or_of_unequal_arrays(arrays, batch_size):
 
 
 def test_a_data_module_leaves_the_loader_to_you():
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="DataModule has no get_dataloader"):
         d2l.DataModule().train_dataloader()
 
 
@@ -343,6 +352,31 @@ def test_outside_a_notebook_the_curves_are_a_png_file(tmp_path, monkeypatch):
     before = (tmp_path / "progress.png").stat().st_mtime_ns
     model.board.save()  # nothing new
     assert (tmp_path / "progress.png").stat().st_mtime_ns == before
+
+
+def test_in_a_notebook_one_output_is_updated_and_a_new_run_has_its_own(monkeypatch):
+    """A kernel's display is a stand-in here: it gives a handle for each new output."""
+    shown = []
+
+    class Handle:
+        def __init__(self, figure, display_id):
+            assert display_id is True
+            shown.append([figure])
+
+        def update(self, figure):
+            shown[-1].append(figure)
+
+    display = types.ModuleType("IPython.display")
+    display.display = Handle
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(plots, "in_notebook", lambda: True)
+    monkeypatch.setattr(plots, "use_svg_display", lambda: None)
+    board = d2l.ProgressBoard("x")
+    for _ in range(2):
+        for x in range(3):
+            board.draw(x, x, "line")
+        board.clear()
+    assert [len(figures) for figures in shown] == [3, 3]
 
 
 def test_with_display_off_there_is_no_file(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 import oracle
 from regard import d2l
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 VOCAB, WIDTH, FFN, HEADS, BLOCKS = 10, 8, 12, 2, 2
 LENS = jnp.array([7, 3, 1])

@@ -89,7 +89,7 @@ def fed(feed, memory, query, key, value, compare, padding=np.nan):
     return memory
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("feed", FEEDS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SCORES)
@@ -107,7 +107,7 @@ def test_every_feed_equals_the_full_pass(name, kind, feed):
     assert not memory.overflowed().any()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rank", [2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_heads_and_without_a_batch(kind, rank):
@@ -164,7 +164,7 @@ MASKS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_speak_of_positions(name, kind):
@@ -205,7 +205,7 @@ def test_segments_speak_of_positions(kind):
 # Cross-attention: keys that are all there.
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SCORES)
 def test_gradients_are_those_of_the_plain_call(name):
     score, query, key, value = drawn(name)

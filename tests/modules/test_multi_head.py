@@ -11,7 +11,7 @@ import regard.linen
 import regard.nnx
 from modules.front_ends import MIXED, MODULES, WIDE, Module, assert_close, build
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 HEADS = {
     name: module

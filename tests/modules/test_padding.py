@@ -8,7 +8,7 @@ import pytest
 import regard
 from regard import linen
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 LENS = np.array([7, 3], np.int32)
 MODULES = {

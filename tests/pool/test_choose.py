@@ -56,7 +56,8 @@ PICKED = {
     "gaussian": (dict(score=regard.Gaussian()), "pallas"),
     "exact additive": (dict(score=ADDITIVE), "pallas"),
     "no lift": (dict(score=Manhattan(jnp.ones(64, jnp.float32))), "blockwise"),
-    "another regime": (dict(normalize=regard.Sparsemax()), "blockwise"),
+    "another regime": (dict(normalize=regard.Sparsemax()), "pallas"),
+    "a regime without a kernel": (dict(normalize=regard.Uniform()), "blockwise"),
 }
 
 

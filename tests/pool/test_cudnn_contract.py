@@ -27,7 +27,7 @@ from problem import assert_close, draw
 from regard import Mask
 from regard.pool import cudnn
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 SQUARE, RAGGED, WHOLE = Sizes(T=24, S=24, V=8), Sizes(V=8), Sizes(T=128, S=256, V=8)
 

@@ -9,7 +9,7 @@ import regard
 from cases import BACKENDS
 from regard import Mask
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(4)]
 
 
 def ones(*shape):

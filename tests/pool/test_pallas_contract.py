@@ -695,11 +695,7 @@ def tensors(V=8, dtype=jnp.float32, value_dtype=None):
         ({"dtype": jnp.float64}, {}, "the kernels take bfloat16, float16, float32, not float64"),
         ({"value_dtype": jnp.float64}, {}, "not float64"),
         ({}, {"score": cases.Manhattan(np.ones(8, np.float32))}, "Manhattan has no lift"),
-    ]
-    + [
-        ({}, {"normalize": row.normalize}, f"know Softmax only, not {type(row.normalize).__name__}")
-        for name, row in cases.REGIMES.items()
-        if name != "softmax"
+        ({}, {"normalize": regard.Uniform()}, "not this Uniform"),
     ],
 )
 def test_refuses(arrays, keywords, reason):

@@ -17,7 +17,7 @@ from regard.pool.kernels.tanh_walk import WalkBlocks
 
 # JAX 0.11 says so of every kernel that it lowers through Triton.
 pytestmark = [
-    pytest.mark.sampled(3),
+    pytest.mark.sampled(2),
     pytest.mark.usefixtures("quick_compilation"),
 ]
 

@@ -183,6 +183,7 @@ class TestAlgebra:
         assert (-dot).factor == -1.0
         assert (dot - gaussian).terms[1].factor == -1.0
         assert (dot * 2).factor == (2 * dot).factor == (np.float32(2) * dot).factor
+        assert (dot / 2).factor == 0.5
         assert repr(np.ones(2) * dot) == repr(dot * np.ones(2))
 
     def test_a_user_s_own_score_without_parameters_adds(self):

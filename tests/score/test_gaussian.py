@@ -15,7 +15,7 @@ from cases import BACKENDS
 from problem import assert_close, rounded
 from regard.score.gaussian import SAMPLE
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 B, T, S, D, V = 2, 29, 41, 4, 3
 LENS = np.array([S - 7, 13], np.int32)

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from regard.seq2seq.model.config import ATTENTIONS, Config
+from regard.seq2seq.model.config import (
+    ATTENTIONS,
+    HEAD_SCORES,
+    Config,
+    ModelConfig,
+    TransformerConfig,
+)
 from regard.seq2seq.model.translation_model import Model
 from regard.seq2seq.train.batches import Batch
 
@@ -45,8 +51,39 @@ CONFIGS = {
     ),
 }
 
+TRANSFORMER = TransformerConfig(
+    source_vocab=VOCAB,
+    target_vocab=VOCAB,
+    embedding=8,
+    heads=2,
+    feed_forward=6,
+    encoder_layers=1,
+    decoder_layers=2,
+    embedding_dropout=0.0,
+    target_dropout=0.0,
+    layer_dropout=0.0,
+    feed_forward_dropout=0.0,
+)
 
-def random_model(config: Config = CONFIG, seed: int = 0, scale: float = 0.5) -> Model:
+# Every score, one for each head, and each other choice once.
+TRANSFORMERS = {
+    **{name: dataclasses.replace(TRANSFORMER, attention=name) for name in HEAD_SCORES},
+    "a score per head": dataclasses.replace(
+        TRANSFORMER, heads=4, attention=",".join(HEAD_SCORES), encoder_layers=2, tie="all"
+    ),
+    "learned positions": dataclasses.replace(
+        TRANSFORMER, positions="learned", max_positions=12, decoder_layers=1, tie="none"
+    ),
+    **{
+        f"{positions} positions": dataclasses.replace(
+            TRANSFORMER, positions=positions, attention="dot,gaussian"
+        )
+        for positions in ("rotary", "alibi", "relative")
+    },
+}
+
+
+def random_model(config: ModelConfig = CONFIG, seed: int = 0, scale: float = 0.5) -> Model:
     """All parameters random, the biases too."""
     graph, params = _shapes(config)
     draw = np.random.default_rng(seed)
@@ -59,7 +96,7 @@ def random_model(config: Config = CONFIG, seed: int = 0, scale: float = 0.5) -> 
 
 
 @functools.cache
-def _shapes(config: Config):
+def _shapes(config: ModelConfig):
     return nnx.split(nnx.eval_shape(lambda: Model(config, rngs=nnx.Rngs(0))))
 
 

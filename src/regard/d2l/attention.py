@@ -58,6 +58,16 @@ class _Attention(nn.Module):
     ) -> tuple[Array, Array]:
         return self._attend(queries, keys, values, valid_lens, training)
 
+    def project(self, keys: Array) -> Array:
+        """What `pool` takes for these keys: computed once, for many calls with the same keys."""
+        return keys
+
+    def pool(
+        self, queries: Array, projected_keys: Array, values: Array, *rest: Any
+    ) -> tuple[Array, Array]:
+        """The layer from its projected keys on; rest: valid_lens and training, as in a call."""
+        return self._attend(queries, projected_keys, values, *rest)
+
     def _attend(
         self, queries: Array, keys: Array, values: Array, *rest: Any
     ) -> tuple[Array, Array]:
@@ -132,13 +142,12 @@ class AdditiveAttention(_Attention):
         return _pool(self, self._score(queries, key_kernel), queries, keys, values, *rest)
 
     def project(self, keys: Array) -> Array:
-        """W_k k, (batch, keys, num_hiddens): once, for many calls of `pool` with the same keys."""
+        """W_k k, (batch, keys, num_hiddens)."""
         return keys @ self.W_k(keys.shape[-1])
 
     def pool(
         self, queries: Array, projected_keys: Array, values: Array, *rest: Any
     ) -> tuple[Array, Array]:
-        """The layer from its projected keys on; rest: valid_lens and training, as in a call."""
         return _pool(self, self._score(queries, None), queries, projected_keys, values, *rest)
 
     def _score(self, queries: Array, key_kernel: Array | None) -> Score:

@@ -146,11 +146,12 @@ class MTFraEng(DataModule):
         corpus = TabSeparated(path, cleaning=Cleaning(duplicates=False, max_words=None))
         pairs = list(itertools.islice(corpus, count))
         if len(pairs) < count:
+            val = self.num_val if self.num_val < len(pairs) else -(-len(pairs) // 5)
             raise ValueError(
                 "num_train + num_val are more pairs than the file has. Got num_train "
                 f"{self.num_train}, num_val {self.num_val}, {len(pairs)} pairs in {path} "
                 f"({corpus.report.dropped.total()} left out). "
-                f"Fix: num_train={max(len(pairs) - self.num_val, 0)}."
+                f"Fix: num_train={len(pairs) - val}, num_val={val}."
             )
         return pairs
 

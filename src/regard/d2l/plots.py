@@ -163,6 +163,7 @@ class ProgressBoard:
         self.data: dict[str, list[tuple[float, float]]] = {}
         self._waiting: dict[str, list[tuple[Any, Any]]] = {}
         self._unsaved, self._next_save = False, 0.0
+        self._shown: Any = None  # in a notebook, the handle of the output that is updated
 
     def draw(self, x: Any, y: Any, label: str, every_n: int = 1) -> None:
         """Adds a point to the curve `label`; the mean of each every_n points is drawn."""
@@ -177,9 +178,12 @@ class ProgressBoard:
             return
         if in_notebook():
             use_svg_display()
-            shown = importlib.import_module("IPython.display")
-            shown.display(self._drawn())
-            shown.clear_output(wait=True)
+            # Updated in place: clear_output would remove what else the cell has printed.
+            if self._shown is None:
+                display = importlib.import_module("IPython.display").display
+                self._shown = display(self._drawn(), display_id=True)
+            else:
+                self._shown.update(self._drawn())
             return
         if self._next_save == 0.0:
             _matplotlib("figure")  # better missing now than after the training
@@ -189,9 +193,10 @@ class ProgressBoard:
             self.save()
 
     def clear(self) -> None:
-        """Forgets all points."""
+        """Forgets all points; what is drawn next in a notebook is a new picture."""
         self.data.clear()
         self._waiting.clear()
+        self._shown = None
 
     def save(self) -> None:
         """Writes the PNG file, outside a notebook and where there is something new."""

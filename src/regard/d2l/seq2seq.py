@@ -69,6 +69,9 @@ class GRU(RNN):
     Returns:
         The last layer's states (steps, batch, num_hiddens), and every layer's last state
         (num_layers, batch, num_hiddens).
+
+    Raises:
+        ValueError: the state is not of this layer's shape.
     """
 
     num_layers: int
@@ -80,6 +83,13 @@ class GRU(RNN):
     ) -> tuple[Array, Array]:
         if state is None:
             state = jnp.zeros((self.num_layers, X.shape[1], self.num_hiddens), X.dtype)
+        if state.shape != (self.num_layers, X.shape[1], self.num_hiddens):
+            raise ValueError(
+                "a GRU's state is (num_layers, batch, num_hiddens); a decoder starts from its "
+                "encoder's, so the two agree in both. "
+                f"Got state {list(state.shape)}, X {list(X.shape)}, num_layers {self.num_layers}, "
+                f"num_hiddens {self.num_hiddens}."
+            )
         last = []
         for layer in range(self.num_layers):
             if layer:

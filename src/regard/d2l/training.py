@@ -103,7 +103,7 @@ class Module(nn.Module, HyperParameters):
 
     def loss(self, params: Any, X: Any, Y: Any, state: Any) -> Any:
         """The mean loss of a batch."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no loss(self, params, X, Y, state).")
 
     def forward(self, X: Any, *args: Any, **kwargs: Any) -> Any:
         return self.net(X, *args, **kwargs)
@@ -160,7 +160,7 @@ class DataModule(HyperParameters):
         self.save_hyperparameters()
 
     def get_dataloader(self, train: bool) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no get_dataloader(self, train).")
 
     def train_dataloader(self) -> Any:
         return self.get_dataloader(train=True)
@@ -231,6 +231,10 @@ class Trainer(HyperParameters):
     max_epochs: int
     gradient_clip_val: float
     state: Any
+
+    def __getattr__(self, name: str) -> Any:
+        before = " before fit(model, data)" if name == "state" else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{before}")
 
     def __init__(self, max_epochs: int, num_gpus: int = 0, gradient_clip_val: float = 0) -> None:
         self.save_hyperparameters()

@@ -17,6 +17,7 @@ from regard.memory.memory import Memory
 from regard.memory.slots import without_heads
 from regard.score.contract import Score
 from regard.score.dot import Dot
+from regard.score.positions import as_int32
 
 
 class Recalled(NamedTuple):
@@ -105,7 +106,7 @@ def _query_positions(memory: Memory, count: int, given: Array | None) -> Array:
                 "queries in a call."
             )
         return memory.positions(count) - count
-    given = jnp.asarray(given)
+    given = as_int32("query_positions", given)
     if given.shape not in ((count,), (B, count)) or given.dtype.kind not in "iu":
         raise ValueError(
             "query_positions must be integers (T,) or (B, T): where each query stands in its "

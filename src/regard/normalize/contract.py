@@ -41,6 +41,7 @@ class Normalizer:
         bounded: whether the weights of `absorb` stay in [0, 1], so that they fit 16-bit numbers.
         learns: whether a gradient reaches the scores.
         delta: what it is: "output" means d_out . out, "none" means 0, "sweep" asks `balance`.
+        in_kernels: whether all pieces lower to a kernel, which knows no sorts and no gathers.
         merges: whether rows over some keys and rows over the others can be merged.
     """
 
@@ -49,6 +50,7 @@ class Normalizer:
     bounded: ClassVar[bool] = True
     learns: ClassVar[bool] = True
     delta: ClassVar[str] = "output"
+    in_kernels: ClassVar[bool] = False
     merges: ClassVar[bool] = False
 
     def __call__(self, scores: Array, allowed: Array | None) -> Array:

@@ -1,10 +1,12 @@
 """Weights from any nonnegative function of the score: divided by their sum, or as they are."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 from jax import Array
 
@@ -87,6 +89,10 @@ class Kernel(_OverSum):
                 f"{type(self).__name__} needs a function f of the scores. Got {self.f!r}. Fix: "
                 f"{type(self).__name__}(jax.nn.relu)."
             )
+
+    @property
+    def in_kernels(self) -> bool:  # type: ignore[override]
+        return _is_arithmetic(self.f)
 
     def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         top, total = stats
@@ -189,6 +195,39 @@ class Uniform(_OverSum):
         if allowed is None:
             return jnp.ones_like(scores)
         return jnp.broadcast_to(allowed, scores.shape).astype(scores.dtype)
+
+
+# What `_is_arithmetic` allows: elementwise, of floats and bools, with a lowering in Triton.
+_ARITHMETIC = frozenset(
+    ("abs", "add", "add_any", "clamp", "div", "exp", "exp2", "expm1", "integer_pow", "log")
+    + ("log1p", "logistic", "max", "min", "mul", "neg", "rsqrt", "sign", "sqrt")
+    + ("square", "sub", "tanh", "and", "not", "or", "xor", "eq", "ge", "gt", "le", "lt", "ne")
+    + ("broadcast_in_dim", "convert_element_type", "select_n", "stop_gradient")
+)
+_CALLS = frozenset(("jit", "closed_call", "custom_jvp_call"))
+
+
+@functools.lru_cache(maxsize=64)
+def _is_arithmetic(f: Callable[[Array], Array]) -> bool:
+    """Whether f and its derivative are plain arithmetic of float32 numbers, as kernels know it."""
+
+    def both(a: Array) -> Any:
+        return jax.jvp(f, (a,), (jnp.ones_like(a),))
+
+    def plain(jaxpr: Any) -> bool:
+        for equation in jaxpr.eqns:
+            if equation.primitive.name in _CALLS:
+                if not all(map(plain, jax.extend.core.jaxprs_in_params(equation.params))):
+                    return False
+            elif equation.primitive.name not in _ARITHMETIC:
+                return False
+        return True
+
+    try:
+        found = jax.make_jaxpr(both)(jax.ShapeDtypeStruct((16, 16), jnp.float32))
+    except Exception:  # the caller's own function: the backend that runs it says what is wrong
+        return False
+    return not found.consts and plain(found.jaxpr)
 
 
 def _unit(top: Array) -> Array:

@@ -22,6 +22,7 @@ class Softmax(Normalizer):
     """
 
     merges: ClassVar[bool] = True
+    in_kernels: ClassVar[bool] = True
 
     def __call__(self, scores: Array, allowed: Array | None) -> Array:
         return over_sum(jnp.exp(below_top(scores)))
@@ -83,6 +84,7 @@ class Hard(Normalizer):
     """
 
     straight_through: bool = False
+    in_kernels: ClassVar[bool] = True
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
@@ -115,7 +117,7 @@ class Hard(Normalizer):
         top, best, total = state
         tile_top = scores.max(-1)
         better = tile_top > top  # strictly: the first of equals stays
-        at = jnp.argmax(scores, axis=-1).astype(jnp.int32)
+        at = jax.lax.argmax(scores, scores.ndim - 1, jnp.int32)
         weights = self._one_hot(jnp.where(better, at, -1), scores)
         new_top = jnp.maximum(top, tile_top)
         if self.straight_through:  # softmax's total, for the backward pass

@@ -26,6 +26,7 @@ class Sparsemax(Normalizer):
     """
 
     delta: ClassVar[str] = "sweep"
+    in_kernels: ClassVar[bool] = True
 
     def __call__(self, scores: Array, allowed: Array | None) -> Array:
         # tau is at least -1, so that anything at -2 has weight 0.
@@ -62,7 +63,8 @@ class Sparsemax(Normalizer):
             total, count = sweep(add, (jnp.zeros(rows, dtype), jnp.zeros(rows, dtype)))
             new = jnp.where(count > 0, (total - 1.0) / jnp.maximum(count, 1.0), tau)
             new = jnp.maximum(new, tau)  # it only grows; rounding must not make it oscillate
-            return new, jnp.any(new > tau), iterations + 1
+            # A maximum of integers, which lowers to a kernel too: `any` does not.
+            return new, (new > tau).astype(jnp.int32).max() > 0, iterations + 1
 
         def moving(state: tuple[Array, Array, Array]) -> Array:
             return state[1] & (state[2] < 64)

@@ -107,7 +107,8 @@ REGISTRY = [
     Rule(
         _PALLAS,
         lambda request: request.device.platform == "gpu",
-        "on a GPU, softmax over any score with a lift, or additive; few queries",
+        "on a GPU, softmax, sparsemax, hard, kernels and cones of plain arithmetic, over any score "
+        "with a lift, or additive; few queries",
         "one H200, bfloat16: additive, B=8, T=S=4096, h=V=64, 0.53 ms, the book's form 18.6; "
         "per-query lengths, B=4, T=S=4096, N=16, D=64, 0.37 ms, jax.nn by XLA 5.6",
     ),
@@ -163,9 +164,10 @@ class Choice:
     def explain(self, verbose: bool) -> str:
         """For `regard.explain`: two lines, or all."""
         first, others = f"{self.backend.name} runs: {self.reason()}", self.why_not()
-        heads = [first]
-        if self.request.label != type(self.request.score).__name__:  # of parts, or placed
-            heads.append(f"score: {self.request.label}")
+        heads, request = [first], self.request
+        terms = [name for name in ("softcap", "sink") if getattr(request, name)]
+        if terms or request.label != type(request.score).__name__:  # of parts, or placed
+            heads.append(f"score: {', '.join([request.label, *terms])}")
         if not verbose:
             return "\n".join([*heads, *_in_short(others)])
         lines = [*heads, *(f"not {name}: {reason}" for name, reason in others.items())]

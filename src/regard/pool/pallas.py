@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.normalize import Softmax
+from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, with_value
 from regard.pool.backend import Backend, Problem, Request, zero_for_gradient
 from regard.pool.kernels.block_shapes import Blocks, current_blocks
@@ -86,8 +86,8 @@ class Pallas(Backend):
                 f"{device.platform}); inside regard.pool.pallas.interpreted() a CPU runs them, "
                 "slowly"
             )
-        if not isinstance(request.normalize, Softmax):
-            return f"the kernels know Softmax only, not {type(request.normalize).__name__}"
+        if (lack := _lack_of_regime(request)) is not None:
+            return lack
         for dtype in (request.dtype, request.value_dtype or request.dtype):
             if jnp.dtype(dtype).name not in _DTYPES:
                 return f"the kernels take {', '.join(_DTYPES)}, not {dtype}"
@@ -125,6 +125,19 @@ class Pallas(Backend):
         forward_only = functools.partial(_pool_forward_only, settings=settings)
         differentiable = functools.partial(_pool_zeroed, settings=settings)
         return zero_for_gradient(forward_only, differentiable, problem)
+
+
+def _lack_of_regime(request: Request) -> str | None:
+    regime = request.normalize
+    name = type(regime).__name__
+    if not regime.in_kernels:
+        return (
+            f"the kernels know Softmax, Sparsemax, Hard, and Kernel and Cone of plain arithmetic, "
+            f"not this {name}"
+        )
+    if not regime.bounded and request.value_dtype == jnp.float16:
+        return f"the weights of {name} have no bound, and float16 has: kernels multiply in it"
+    return None
 
 
 def is_few_on_gpu(request: Request) -> bool:
@@ -171,7 +184,7 @@ def _pool_forward_only(problem: Problem, settings: Settings) -> tuple[Array, Arr
     from regard.pool.kernels.feature_pass import zeroes_values
 
     dtypes = problem.query.dtype, cast(Array, problem.value).dtype
-    plain = problem.softcap is None and problem.bias is None
+    plain = problem.softcap is None and problem.bias is None and _regime(problem) is None
     if plain and zeroes_values(settings.kernel, dtypes, problem.allowed, problem.seed):
         return _pool(problem, settings, raw_values=True)
     return _pool(problem.with_zeroed_values(), settings)
@@ -185,6 +198,10 @@ def _pool(problem: Problem, settings: Settings, raw_values: bool = False) -> tup
     plan = ScorePlan.of(problem, tile_form=False)
     passes = [_prepare(problem, path, settings, raw_values) for path in plan.paths]
     return plan.pool(problem, passes, settings.device, branch=True)
+
+
+def _regime(problem: Problem) -> Normalizer | None:
+    return None if type(problem.normalize) is Softmax else problem.normalize
 
 
 def _prepare(
@@ -201,7 +218,8 @@ def _prepare(
     found: tuple[Any, Any]
     if path.lift is None:
         score, x, y = cast(Any, path.scored)
-        exact = TanhPass(axes, dtype, rate, settings.kernel == "interpret", blocks, problem.softcap)
+        terms = problem.softcap, _regime(problem)
+        exact = TanhPass(axes, dtype, rate, settings.kernel == "interpret", blocks, *terms)
         found = exact, TanhOperands(x, y, score, value, problem.bias)
     else:
         found = _by_features(problem, path.lift, value, axes, settings, raw_values)
@@ -227,7 +245,9 @@ def _by_features(
         settings.blocks,
         raw_values,
         problem.softcap,
+        _regime(problem),
     )
+    unseen = problem.softcap is None and problem.normalize.shift_invariant
     operands = FeatureOperands(
         lift.expansion,
         query,
@@ -236,7 +256,7 @@ def _by_features(
         value,
         # Both branches of lax.cond must return cotangents of the same structure.
         lift.raw_queries if lift.in_range is None else None,
-        None if problem.softcap is None else lift.query_bias,
+        None if unseen else lift.query_bias,
         problem.bias,
     )
     return static, operands

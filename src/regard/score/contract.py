@@ -87,6 +87,11 @@ class Score:
 
     __rmul__ = __mul__
 
+    def __truediv__(self, divisor: "float | Array") -> "Score":
+        if isinstance(divisor, Score):
+            return NotImplemented
+        return self * (1.0 / divisor)
+
     def __neg__(self) -> "Score":
         return -1.0 * self
 

@@ -205,6 +205,11 @@ class Translator:
         surest = sorted(copied, key=lambda word: -copied[word])[: max(len(copied) // 4, 4)]
         return tuple(word for word in words if word in surest)
 
+    @property
+    def looks(self) -> tuple[Look, ...]:
+        """What `align` takes as `look` for this model, the one that aligns best last."""
+        return tuple(look for look in LOOKS if look in self.model.looks)
+
     def align(
         self,
         pairs: Iterable[tuple[Text, Text]],
@@ -221,7 +226,8 @@ class Translator:
                 "reading", those of the next step, which reads it; "explaining", the posterior of
                 the first given the word (`explaining.py`). The first is Bahdanau's own; the second
                 aligns better for some models (Chen et al. 2020); the third knows the word and
-                aligns best.
+                aligns best, of recurrent models only. A Transformer's weights are the mean over
+                the heads of its last decoder layer but one; see `looks`.
             batch_tokens, progress: as for `translate`; explaining takes 2,048 tokens at most.
 
         Returns:
@@ -247,8 +253,12 @@ class Translator:
             For each look what `align` gives.
         """
         for look in looks:
-            if look not in LOOKS:
-                raise ValueError(f"look is one of {', '.join(LOOKS)}. Got {look!r}.")
+            if look not in self.looks:
+                kind = self.model.config.architecture
+                raise ValueError(
+                    f"look is one of {', '.join(self.looks)} for a model of the architecture "
+                    f"{kind!r}. Got {look!r}."
+                )
         pairs = list(pairs)
         sources = self.tokenizers.source.encode_batch(source for source, _ in pairs)
         targets = self.tokenizers.target.encode_batch(target for _, target in pairs)

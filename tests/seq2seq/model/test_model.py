@@ -23,7 +23,7 @@ from seq2seq.tiny import CONFIG, CONFIGS, random_model, some_batch
 
 BATCH = some_batch()
 
-pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(2)]
 
 # ---------------------------------------------------------------------------------------------
 # The same in NumPy.

@@ -57,7 +57,7 @@ def test_a_large_corpus_leaves_the_recipe_alone():
 @pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("*.json")))
 def test_named_recipes_stay_as_they_are(name):
     settings = Settings.named(name)
-    if name != "default":
+    if not name.startswith("default"):
         assert fit(settings, corpus(1_000)) == (settings, [])
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from regard.seq2seq.corpus import CorpusError, Grammar, Pair
+from regard.seq2seq.model.config import HEAD_SCORES
 from regard.seq2seq.text.words import split_words
 from regard.seq2seq.train.curves import curve, draw_curves
 from regard.seq2seq.train.log import Log
@@ -36,7 +37,9 @@ def test_every_named_recipe_is_whole(name):
     settings = Settings.named(name)
     assert settings.about.endswith(".")
     attentions = ["additive", "bilinear", "none"]
-    if name != "multi30k":  # its widths, which were measured, suit no score that compares states
+    if name.endswith("transformer"):
+        attentions = HEAD_SCORES
+    elif name != "multi30k":  # its widths, which were measured, suit no score that compares states
         attentions += ["dot", "gaussian"]
     for attention in attentions:
         other = dataclasses.replace(settings, model={**settings.model, "attention": attention})
@@ -49,7 +52,10 @@ def test_every_named_recipe_is_whole(name):
 
 
 def test_the_recipes_that_there_should_be():
-    assert {"default", "demo", "hansards", "multi30k", "tatoeba"} <= set(NAMES)
+    recurrent = {"default", "demo", "hansards", "multi30k", "tatoeba"}
+    others = {f"{name}-transformer" for name in recurrent - {"hansards"}}
+    assert set(NAMES) == recurrent | others
+    assert Settings.named("demo", "transformer") == Settings.named("demo-transformer")
     multi30k = Settings.named("multi30k")
     assert (multi30k.model["embedding"], multi30k.model["encoder"]) == (512, 512)
     assert multi30k.recipe.stop_on == "bleu"

@@ -1,6 +1,7 @@
 """`regard align`: word alignments of given pairs, from a model's attention in forced decoding.
 
-By default (--look explaining) also from how likely each source word alone makes the target word.
+By default (--look explaining), of a recurrent model also from how likely each source word alone
+makes the target word.
 The output is Pharaoh's format: links `i-j`, a line per pair, words counted from 0.
 """
 
@@ -63,13 +64,14 @@ def command(
         ),
     ] = None,
     look: Annotated[
-        LookOf,
+        LookOf | None,
         typer.Option(
+            show_default="explaining, or reading for a Transformer",
             help="Which attention links a target word: writing, that of the step that writes it; "
             "reading, that of the next step, which reads it; explaining, that of writing and how "
-            "likely each source word alone makes the target word."
+            "likely each source word alone makes the target word (recurrent models only).",
         ),
-    ] = LookOf.explaining,
+    ] = None,
     threshold: Annotated[
         float,
         typer.Option(min=0.0, max=1.0, help="Drop links whose weight is not above this."),
@@ -112,13 +114,15 @@ def command(
         folders = [model] if reverse_model is None else [model, reverse_model]
         translators = [load_translator(folder, no_cache) for folder in folders]
         wait.says("aligning", corpus.report.kept, compiles="the forced decoding")
-        looks: list[Look] = [one.value for one in LookOf if one is look or answers is not None]
+        of_all = [name for name in translators[-1].looks if name in translators[0].looks]
+        chosen: Look = of_all[-1] if look is None else look.value
+        looks = [chosen] if answers is None else list(dict.fromkeys((*of_all, chosen)))
         kept: dict[tuple[str, str], list[frozenset[Link]]] = {}
         for pairs in in_chunks(iter(corpus)):
             with wait.chunk(len(pairs)):
                 found = _links(translators, pairs, looks, threshold, tokenized, wait)
             with wait.aside():
-                _write(found[look.value, symmetrize.value], file)
+                _write(found[chosen, symmetrize.value], file)
             if answers is not None:
                 for option, links in found.items():
                     kept.setdefault(option, []).extend(links)

@@ -32,7 +32,7 @@ def command(
     device: Annotated[Device, typer.Option(help="Whose cases to run.")] = Device.cpu,
     case: Annotated[
         list[str] | None,
-        typer.Option("--case", help="Run the cases with this name; may be a glob and repeated."),
+        typer.Option("--case", help="Run the cases with this name; may be a glob."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Few rounds, short sequences: a look, not a claim.")

@@ -45,7 +45,7 @@ def command(
     recipe: Annotated[str, typer.Option(hidden=True)] = "demo",
     held_out: Annotated[int, typer.Option(hidden=True, min=1)] = HELD_OUT,
 ) -> None:
-    """Translate with the bundled model, then train a small one (4 minutes on two cores)."""
+    """Translate with the bundled model, then train a small one (3 minutes on two cores)."""
     console = Console(width=min(WIDTH, Console().width), highlight=False)
     begun = time.monotonic()
     console.print()

@@ -25,9 +25,11 @@ WIDTH = 80
 GPU_FIX = 'pip install "jax[cuda12]"'
 
 # For users; `all`, `dev` and `docs` are made of these or are for developers.
-EXTRAS = ("cli", "flax", "translate", "show", "serve", "bench")
+EXTRAS = ("cli", "flax", "translate", "show", "serve", "ray", "bench")
 
-_REQUIREMENT = re.compile(r"([\w.-]+)\s*>=\s*([\d.]+)\s*;.*extra == ['\"](\w+)['\"]")
+_REQUIREMENT = re.compile(
+    r"([\w.-]+)(?:\[[\w,-]+\])?\s*>=\s*([\d.]+)\s*;.*extra == ['\"](\w+)['\"]"
+)
 
 # Set or not, these change what JAX does.
 VARIABLES = ("JAX_PLATFORMS", "JAX_ENABLE_X64", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES")

@@ -157,14 +157,13 @@ def _aligned(
     if len(gold) < len(pairs):
         return {}
     from regard.seq2seq.metrics import alignment_error
-    from regard.seq2seq.translator import LOOKS
 
     wait.says("aligning", len(pairs), compiles="the forced decoding")
     given: list[tuple[Any, Any]] = [(pair.source, pair.target) for pair in pairs]
     if tokenized:
         given = [(source.split(), target.split()) for source, target in given]
     with wait.chunk(len(pairs)):
-        found = translator.align_by(LOOKS, given, progress=wait.done)
+        found = translator.align_by(translator.looks, given, progress=wait.done)
     return {
         look: alignment_error([one.links() for one in of_look], gold)
         for look, of_look in found.items()

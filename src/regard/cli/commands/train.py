@@ -52,18 +52,28 @@ _OPTIONS: dict[str, list[tuple[str, Any, int | None, str, str]]] = {
          "Upper case: keep, mark (by a token of its own) or lower."),
     ],
     "The model": [
+        ("--architecture", str, None, "model.architecture",
+         "Recurrent networks or a Transformer: recurrent or transformer."),
         ("--attention", str, None, "model.attention",
-         "Score of the attention: additive, dot, bilinear, gaussian or none."),
+         "Score of the attention: additive, dot, bilinear or gaussian; in a Transformer also one "
+         "for each head, with commas; in a recurrent decoder also none."),
+        ("--heads", int, None, "model.heads", "Heads of each attention of a Transformer."),
+        ("--feed-forward", int, None, "model.feed_forward",
+         "Inner width of the feed-forward networks of a Transformer."),
+        ("--positions", str, None, "model.positions",
+         "Positions in a Transformer: sinusoidal, learned, rotary, alibi or relative."),
         ("--cell", str, None, "model.cell", "Recurrent cell: gru or lstm."),
         ("--layers", int, None, "model.encoder_layers model.decoder_layers",
          "Number of layers of the encoder and of the decoder."),
-        ("--embedding", int, None, "model.embedding", "Width of the embeddings."),
-        ("--encoder", int, None, "model.encoder", "Width of each direction of the encoder."),
-        ("--decoder", int, None, "model.decoder", "Width of the decoder."),
+        ("--embedding", int, None, "model.embedding",
+         "Width of the embeddings, and of all layers of a Transformer."),
+        ("--encoder", int, None, "model.encoder",
+         "Width of each direction of a recurrent encoder."),
+        ("--decoder", int, None, "model.decoder", "Width of a recurrent decoder."),
         ("--tie", str, None, "model.tie", "Embeddings that share weights: none, target or all."),
-        ("--dropout", float, None,
-         "model.embedding_dropout model.annotation_dropout model.output_dropout",
-         "Dropout rate of embeddings, encoder states and output layer."),
+        ("--dropout", float, None, "model.dropout",
+         "Dropout rate of embeddings and encoder states, and of a recurrent decoder's output "
+         "layer or every layer of a Transformer."),
         ("--dtype", str, None, "model.dtype",
          "Type of the matrix products: auto, float32 or bfloat16."),
     ],
@@ -205,7 +215,7 @@ def _new(folder: Path, recipe: str | None, asked: dict[str, dict[str, Any]]) -> 
                 f"{folder} already has a run. Fix: --resume continues it; use another folder to "
                 "start a new one."
             )
-    settings = Settings.named(recipe or "default")
+    settings = Settings.named(recipe or "default", asked["model"].get("architecture"))
     data = asked["data"]
     if data.keys() & {"tsv", "source", "hf"} and "grammar" not in data:
         data = {"grammar": None, **data}  # instead of the recipe's own corpus
@@ -233,6 +243,7 @@ def _continued(folder: Path, recipe: str | None, asked: dict[str, dict[str, Any]
 
 def _changed(settings: "Settings", asked: dict[str, dict[str, Any]]) -> "Settings":
     """The settings with the options applied, checked as if they had been read from a file."""
+    from regard.seq2seq.model.architectures import architecture_named
     from regard.seq2seq.train.corpus_size import WIDTHS
 
     parts: dict[str, Any] = {
@@ -246,5 +257,10 @@ def _changed(settings: "Settings", asked: dict[str, dict[str, Any]]) -> "Setting
     if "data.valid_fraction" in given:
         parts["data"] = dataclasses.replace(parts["data"], valid_at_least=0)
     parts["scaled"] = tuple(name for name in settings.scaled if name not in given)
-    changed = dataclasses.replace(settings, **parts).with_model(**asked["model"])
+    model = dict(asked["model"])
+    if "dropout" in model:
+        rate, kind = model.pop("dropout"), settings.model.get("architecture", "recurrent")
+        names = architecture_named(kind).config.DROPOUT
+        model = {f"{name}_dropout": rate for name in names} | model
+    changed = dataclasses.replace(settings, **parts).with_model(**model)
     return type(settings).from_json(changed.to_json(), "the options")

@@ -22,7 +22,7 @@ from regard.pool.kernels.tile import (
     LOG2_E,
     FeatureScore,
     KernelPlan,
-    d_softmax,
+    d_normalized,
     d_weights,
     dot,
     finish_scores,
@@ -90,12 +90,14 @@ def _d_keys(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Ar
             phi, d_out = (plt.load(named[name].at[rows, :]) for name in ("query", "d_out"))
             scores = score.of(psi, phi)
             scores, slope = finish_scores(static, named, scores, rows, keys, flipped=True)
-            weights = recomputed_weights(named, scores, rows, keys, flipped=True, masked=masked)
+            weights, factor = recomputed_weights(
+                static, named, scores, rows, keys, flipped=True, masked=masked
+            )
             kept, d_kept = d_weights(
                 static, named, weights, values, d_out, rows, keys, flipped=True
             )
             d_value = dot(kept.astype(d_out.dtype), d_out, (1, 0), static.precision)
-            d_scores = d_softmax(named, weights, d_kept, slope, rows, flipped=True)
+            d_scores = d_normalized(named, factor, d_kept, slope, rows, flipped=True)
             d_psi = dot(d_scores.astype(phi.dtype), phi, (1, 0), score.precision)
             more = [d_psi, d_value]
             more += [d_scores.sum(axis=1)] if biased else []
@@ -136,9 +138,11 @@ def _d_queries(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list
             psi, values = (plt.load(named[name].at[keys, :]) for name in ("key", "value"))
             scores = score.of(phi, psi)
             scores, slope = finish_scores(static, named, scores, rows, keys, flipped=False)
-            weights = recomputed_weights(named, scores, rows, keys, flipped=False, masked=masked)
+            weights, factor = recomputed_weights(
+                static, named, scores, rows, keys, flipped=False, masked=masked
+            )
             _, d_kept = d_weights(static, named, weights, values, d_out, rows, keys, flipped=False)
-            d_scores = d_softmax(named, weights, d_kept, slope, rows, flipped=False)
+            d_scores = d_normalized(named, factor, d_kept, slope, rows, flipped=False)
             more = [dot(d_scores.astype(psi.dtype), psi, (1, 0), score.precision)]
             more += [d_scores.sum(axis=1)] if biased else []
             return [sum_ + one for sum_, one in zip(carry, more, strict=True)]

@@ -15,7 +15,7 @@ from jax.experimental.pallas import triton as plt
 
 from regard.pool.kernels.tile import (
     KernelPlan,
-    d_softmax,
+    d_normalized,
     d_weights,
     dot,
     finish_scores,
@@ -64,13 +64,13 @@ def d_scores(
             rows = pl.ds(iq * blocks.queries, blocks.queries)
             scores = static.score.tile(named, rows, keys, flipped=True)
             scores, slope = finish_scores(static, named, scores, rows, keys, flipped=True)
-            weights = recomputed_weights(named, scores, rows, keys, flipped=True)
+            weights, factor = recomputed_weights(static, named, scores, rows, keys, flipped=True)
             d_out = plt.load(named["d_out"].at[rows, :])
             kept, d_kept = d_weights(
                 static, named, weights, values, d_out, rows, keys, flipped=True
             )
             d_value = d_value + dot(kept.astype(d_out.dtype), d_out, (1, 0), static.precision)
-            d_tile = d_softmax(named, weights, d_kept, slope, rows, flipped=True)
+            d_tile = d_normalized(named, factor, d_kept, slope, rows, flipped=True)
             plt.store(scores_ref.at[keys, rows], d_tile.astype(scores_ref.dtype))
             return d_value, d_bias + d_tile.sum(axis=1)
 

@@ -17,7 +17,7 @@ from regard.placement import kernel_result, vary_as
 from regard.pool.kernels.block_shapes import pick_parts
 from regard.pool.kernels.tile import (
     KernelPlan,
-    d_softmax,
+    d_normalized,
     d_weights,
     finish_scores,
     recomputed_weights,
@@ -94,13 +94,15 @@ def bias_gradient(static: KernelPlan, arrays: dict[str, Array], shape: tuple[int
                 keys = pl.ds(ik * blocks.keys, blocks.keys)
                 scores = static.score.tile(named, rows, keys, flipped=False)
                 scores, _ = finish_scores(static, named, scores, rows, keys, flipped=False)
-                weights = recomputed_weights(named, scores, rows, keys, flipped=False)
+                weights, factor = recomputed_weights(
+                    static, named, scores, rows, keys, flipped=False
+                )
                 values = plt.load(named["value"].at[keys, :])
                 d_out = plt.load(named["d_out"].at[rows, :])
                 _, d_kept = d_weights(
                     static, named, weights, values, d_out, rows, keys, flipped=False
                 )
-                return total + d_softmax(named, weights, d_kept, None, rows, flipped=False)
+                return total + d_normalized(named, factor, d_kept, None, rows, flipped=False)
 
             return lax.cond((low <= ik) & (ik < high), add, lambda total: total, total)
 

@@ -22,7 +22,7 @@ from regard.pool.kernels.tile import (
     LOG2_E,
     KernelPlan,
     allowed_tile,
-    d_softmax,
+    d_normalized,
     d_weights,
     dot,
     finish_scores,
@@ -327,7 +327,7 @@ def decode_backward(
                 static, named, weights, values, d_out, rows, keys, flipped=False
             )
             d_value = dot(kept.astype(d_out.dtype).T, d_out, (1, 0), static.precision)
-            d_biased = d_softmax(named, weights, d_kept, None, rows, flipped=False)
+            d_biased = d_normalized(named, weights, d_kept, None, rows, flipped=False)
             d_scores = d_biased if slope is None else d_biased * slope
             d_key, found = score.backward(named, key, d_scores)
             _store(static, key_ref, keys, S, score.columns, d_key)

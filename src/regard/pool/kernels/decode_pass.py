@@ -14,6 +14,7 @@ from jax import Array
 
 from regard.dropout import Draw
 from regard.mask import Allowed
+from regard.normalize import Softmax
 from regard.pool.backend import Problem, Request
 from regard.pool.kernels.block_shapes import Blocks
 from regard.pool.kernels.decode import (
@@ -57,7 +58,7 @@ LEAST_STEPS = 4  # blocks of keys that a thread block visits, where all keys tak
 def takes(request: Request) -> bool:
     """Whether a call has few queries, and scores and sizes that decode.py knows."""
     axes = request.axes
-    if axes.symbolic() or axes.empty():
+    if axes.symbolic() or axes.empty() or type(request.normalize) is not Softmax:
         return False
     rows = axes.N // axes.K * axes.T
     sizes = jnp.dtype(request.dtype).itemsize, jnp.dtype(request.value_dtype).itemsize

@@ -16,6 +16,7 @@ from jax import Array
 
 from regard.dropout import Draw
 from regard.mask import Allowed
+from regard.normalize.contract import Normalizer
 from regard.pool.kernels.backward_narrow import Cotangents, backward_narrow
 from regard.pool.kernels.backward_wide import d_scores
 from regard.pool.kernels.bias_gradient import bias_gradient
@@ -33,6 +34,7 @@ from regard.pool.kernels.padding import (
     round_up,
     run_stripes,
     stripe_rows,
+    with_delta,
 )
 from regard.pool.kernels.tile import LOG2_E, OF_TOKENS, FeatureScore, KernelPlan
 from regard.pool.xla_tiles import Operands
@@ -62,7 +64,7 @@ class FeatureOperands:
         key: [B, K, S, F].
         key_bias: [B, K, S]; None is zero.
         value: [B, K, S, V].
-        query_bias: [B, N, T], where a soft cap can see it; None is zero.
+        query_bias: [B, N, T], where a soft cap or the regime can see it; None is zero.
         bias: [B|1, N|1, T|1, S|1]; None is zero.
         raw_queries: the lift's; hopper.py takes its query and bias. The gradients go by way of the
             others, so that its own cotangents are 0.
@@ -87,7 +89,7 @@ class FeaturePass(KernelDerivatives):
     """Pooling with the scores scale · phi(q) · psi(k) + key_bias, soft cap, + bias.
 
     Attributes:
-        softcap: see `attend`.
+        softcap: see `attend`; regime: how scores become weights, None is softmax.
         dtype: of the features.
         scale: positive.
         device: "hopper", "gpu" (Ampere and later) or "interpret" (a CPU, for tests).
@@ -104,6 +106,7 @@ class FeaturePass(KernelDerivatives):
     forced: Blocks | None
     raw_values: bool = False
     softcap: float | None = None
+    regime: Normalizer | None = None
 
     def share(self, axes: Axes) -> "FeaturePass":
         return replace(self, axes=axes)
@@ -121,15 +124,15 @@ class FeaturePass(KernelDerivatives):
         allowed: Allowed,
         seed: Array | Draw | None,
         active: Array | None,
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Any]:
         dtype = self.dtype
         if operands.expansion is not None and dtype == jnp.bfloat16:
             # Sines, times a weight that the lift has checked to be small enough: three bits more.
             # Not in the backward pass, where gradients may be too small for float16.
             dtype = jnp.dtype(jnp.float16)
-        plain = self.softcap is None and operands.bias is None
+        plain = self.softcap is None and operands.bias is None and self.regime is None
         if plain and _fits_hopper(self.device, (dtype, operands.value.dtype), allowed, seed):
-            out, lse = self._on_hopper(dtype, operands, allowed)
+            out, stats = self._on_hopper(dtype, operands, allowed)
         else:
             static, sizes = self._static(operands, "forward")
             phi, psi = self._features(
@@ -138,8 +141,9 @@ class FeaturePass(KernelDerivatives):
             mask = pad_mask(allowed, self.axes, static.T, static.S)
             arrays = self._arrays(static, phi, psi, operands, mask, seed)
             bounds = mask.bounds(static.tile, static.T, static.S)
-            out, lse = forward(static, arrays | {"bounds": bounds})
-        return out[:, :, : self.axes.T, : self.axes.V], lse[:, :, : self.axes.T]
+            out, stats = forward(static, arrays | {"bounds": bounds})
+        T, V = self.axes.T, self.axes.V
+        return out[:, :, :T, :V], jax.tree.map(lambda stat: stat[:, :, :T], stats)
 
     def backward(
         self,
@@ -147,7 +151,7 @@ class FeaturePass(KernelDerivatives):
         allowed: Allowed,
         seed: Array | Draw | None,
         active: Array | None,
-        results: tuple[Array, Array, Array],
+        results: tuple[Array, Array, Any],
     ) -> FeatureOperands:
         narrow = self._narrow_blocks(operands)
         static, sizes = self._static(operands, "backward", narrow)
@@ -160,6 +164,7 @@ class FeaturePass(KernelDerivatives):
         mask = pad_mask(allowed, self.axes, static.T, static.S)
         arrays = self._arrays(static, *features, operands, mask, seed)
         arrays |= pad_results(static, results, operands.value.dtype)
+        arrays = with_delta(static, arrays, mask)
         if narrow is not None:
             found = self._backward_narrow(static, arrays, mask, narrow)
         else:
@@ -238,6 +243,8 @@ class FeaturePass(KernelDerivatives):
         of_keys, of_queries = (
             pick_blocks(kernel, side, side, self.dtype) for kernel in ("d keys", "d queries")
         )
+        if self.regime is not None and of_keys.warps < 8:  # its pieces take registers
+            of_keys = replace(of_keys, queries=64)
         return of_keys, of_queries
 
     def _backward_narrow(
@@ -336,6 +343,8 @@ class FeaturePass(KernelDerivatives):
         """What the Triton-lowered kernels need to know, and the padded T and S."""
         axes, width = self.axes, operands.width()
         picked = self.forced or pick_blocks(direction, width, axes.V, self.dtype)
+        if self.regime is not None and self.forced is None:  # its pieces take registers
+            picked = replace(picked, warps=8, stages=min(picked.stages, 2))
         shapes = narrow or (picked,)
         blocks, whole = shapes[0], round_up(width, 16, power=True)
         T = round_up(axes.T, max(one.queries for one in shapes))
@@ -360,6 +369,7 @@ class FeaturePass(KernelDerivatives):
             tokens_first=narrow is not None and operands.expansion is None,
             softcap=self.softcap,
             precise_cap=jnp.dtype(self.dtype).itemsize > 2,
+            regime=self.regime,
         )
         return static, (T, S)
 

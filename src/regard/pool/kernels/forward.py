@@ -23,8 +23,8 @@ from regard.pool.kernels.tile import (
 LOWEST = -1e30  # where the running maximum starts: finite, so that -inf - LOWEST is -inf
 
 
-def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Array]:
-    """Softmax pooling.
+def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Any]:
+    """Softmax pooling; regimes.py's for another regime.
 
     Args:
         static: sizes, blocks, and how scores are made.
@@ -36,8 +36,13 @@ def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Array]
             row0 and row1 [.., T], key0 and key1 [.., S].
 
     Returns:
-        Output [B, N, T, V] in the value's dtype, and log2-sum-exp2 [B, N, T] float32.
+        Output [B, N, T, V] in the value's dtype, and log2-sum-exp2 [B, N, T] float32, or the
+        regime's stats.
     """
+    if static.regime is not None:
+        from regard.pool.kernels.regimes import regime_forward  # needed by few calls
+
+        return regime_forward(static, arrays, static.regime)
     blocks, value = static.blocks, arrays["value"]
 
     def kernel(named: dict[str, Any], out_ref: Any, lse_ref: Any) -> None:

@@ -11,6 +11,7 @@ from jax import Array, lax
 from regard.dropout import Draw, first_rows, key_words, row_words
 from regard.mask import Allowed
 from regard.normalize import Softmax
+from regard.normalize.contract import Normalizer
 from regard.placement import current_platform, vary_as
 from regard.pool.blockwise import TiledPass
 from regard.pool.kernels.tile import LOG2_E, KernelPlan
@@ -26,6 +27,9 @@ OF_QUERIES = ("query", "x", "start", "end", "table", "bias", "query_bias") + (
     "d_out",
     "lse",
     "delta",
+    "stat0",
+    "stat1",
+    "stat2",
 )
 
 
@@ -111,21 +115,37 @@ def pad_mask(allowed: Allowed, axes: Axes, T: int, S: int) -> KernelMask:
 
 
 def pad_results(
-    static: KernelPlan, results: tuple[Array, Array, Array], dtype: Any
+    static: KernelPlan, results: tuple[Array, Array, Any], dtype: Any
 ) -> dict[str, Array]:
-    """What the backward pass reads per query, by name: from (d out, out, log2-sum-exp2).
+    """What the backward pass reads per query, by name: from (d out, out, log2-sum-exp2 or stats).
 
     Instead of the output, sum_v d_out · out, [B, N, T], is enough.
     """
-    d_out, delta, lse = results
+    d_out, delta, stats = results
     if delta.ndim == d_out.ndim:
         delta = jnp.sum(d_out.astype(jnp.float32) * delta.astype(jnp.float32), -1)
-    more = ((0, 0), (0, 0), (0, static.T - lse.shape[2]))
-    return dict(
+    if static.regime is not None and static.regime.delta != "output":
+        delta = jnp.zeros_like(delta)
+    found = dict(
         d_out=pad(d_out.astype(dtype), {2: static.T, 3: static.V}),
-        lse=jnp.pad(lse, more, constant_values=jnp.inf),  # no weight: 0 times inf is NaN
         delta=pad(delta, {2: static.T}),
     )
+    if static.regime is not None:
+        return found | {f"stat{i}": pad(stat, {2: static.T}) for i, stat in enumerate(stats)}
+    more = ((0, 0), (0, 0), (0, static.T - stats.shape[2]))
+    lse = jnp.pad(stats, more, constant_values=jnp.inf)  # no weight: 0 times inf is NaN
+    return found | dict(lse=lse)
+
+
+def with_delta(static: KernelPlan, arrays: dict[str, Array], mask: KernelMask) -> dict[str, Array]:
+    """The arrays of a backward pass, with the sum that some regimes need first."""
+    if static.regime is None or static.regime.delta != "sweep":
+        return arrays
+    from regard.pool.kernels.regimes import regime_delta  # needed by few calls
+
+    whole = replace(static, tokens_first=False)
+    bounds = mask.bounds(whole.tile, whole.T, whole.S)
+    return arrays | dict(delta=regime_delta(whole, arrays | {"bounds": bounds}, static.regime))
 
 
 def pad_dropout(seed: Array | Draw | None, axes: Axes, T: int, S: int) -> dict[str, Array]:
@@ -155,6 +175,7 @@ class KernelDerivatives:
     dtype: Any
     dropout_rate: float
     softcap: float | None
+    regime: Normalizer | None = None  # softmax
 
     def as_tiles(self, operands: Any) -> Operands:
         """The operands of an equal pass in plain XLA."""
@@ -164,7 +185,7 @@ class KernelDerivatives:
         return lse / LOG2_E
 
     def smooth(
-        self, operands: Any, allowed: Allowed, seed: Any, lse: Array
+        self, operands: Any, allowed: Allowed, seed: Any, stats: Any
     ) -> tuple[Array, Array | None]:
         tiles = self.as_tiles(operands)
         lifted, width = tiles.score is None, 1
@@ -172,7 +193,7 @@ class KernelDerivatives:
             width = tiles.score.tile_width(tiles.query[0].shape[-1])
         tiled = TiledPass(
             self.axes,
-            Softmax(),
+            self.regime or Softmax(),
             self.dropout_rate,
             compute=jnp.dtype(self.dtype),
             width=width,
@@ -182,8 +203,9 @@ class KernelDerivatives:
             platform=current_platform(),
             softcap=self.softcap,
         )
-        top = jnp.where(lse == -jnp.inf, 0.0, self.log_sum(lse))
-        return tiled.smooth(tiles, allowed, seed, (top, None))
+        if self.regime is None:
+            stats = (jnp.where(stats == -jnp.inf, 0.0, self.log_sum(stats)), None)
+        return tiled.smooth(tiles, allowed, seed, stats)
 
 
 def stripe_rows(axes: Axes, block: int, S: int, dtype: Any, share: int = 1) -> int:

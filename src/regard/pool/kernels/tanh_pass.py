@@ -14,6 +14,7 @@ from jax import Array
 
 from regard.dropout import Draw
 from regard.mask import Allowed
+from regard.normalize.contract import Normalizer
 from regard.pool.kernels.backward_wide import d_scores
 from regard.pool.kernels.bias_gradient import bias_gradient
 from regard.pool.kernels.block_shapes import Blocks, pick_parts
@@ -28,6 +29,7 @@ from regard.pool.kernels.padding import (
     round_up,
     run_stripes,
     stripe_rows,
+    with_delta,
 )
 from regard.pool.kernels.tanh_backward import d_projected
 from regard.pool.kernels.tanh_operands import tanh_operands
@@ -76,7 +78,7 @@ class TanhPass(KernelDerivatives):
         dtype: of the caller's queries; d scores are kept in it between two kernels.
         interpret: run the kernels on a CPU.
         forced: block shapes, for tests.
-        softcap: see `attend`.
+        softcap: see `attend`; regime: how scores become weights, None is softmax.
     """
 
     axes: Axes
@@ -85,6 +87,7 @@ class TanhPass(KernelDerivatives):
     interpret: bool
     forced: Blocks | None
     softcap: float | None = None
+    regime: Normalizer | None = None
 
     def share(self, axes: Axes) -> "TanhPass":
         return replace(self, axes=axes)
@@ -99,11 +102,12 @@ class TanhPass(KernelDerivatives):
         allowed: Allowed,
         seed: Array | Draw | None,
         active: Array | None,
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Any]:
         static = self._static(operands, backward=False)
         arrays = self._arrays(static, _centered(operands), allowed, seed)
-        out, lse = forward(static, arrays)
-        return out[:, :, : self.axes.T, : self.axes.V], lse[:, :, : self.axes.T]
+        out, stats = forward(static, arrays)
+        T, V = self.axes.T, self.axes.V
+        return out[:, :, :T, :V], jax.tree.map(lambda stat: stat[:, :, :T], stats)
 
     def backward(
         self,
@@ -111,12 +115,13 @@ class TanhPass(KernelDerivatives):
         allowed: Allowed,
         seed: Array | Draw | None,
         active: Array | None,
-        results: tuple[Array, Array, Array],
+        results: tuple[Array, Array, Any],
     ) -> TanhOperands:
         rows, axes = operands, self.axes
         static, centered = self._static(rows, backward=True), _centered(rows)
         arrays = self._arrays(static, centered, allowed, seed)
         arrays |= pad_results(static, results, rows.value.dtype)
+        arrays = with_delta(static, arrays, pad_mask(allowed, axes, static.T, static.S))
         d_bias = None
         if rows.bias is not None:
             d_bias = bias_gradient(static, arrays, arrays["bias"].shape).astype(rows.bias.dtype)
@@ -184,6 +189,7 @@ class TanhPass(KernelDerivatives):
             precision=matmul_precision(rows.value.dtype),
             interpret=self.interpret,
             softcap=self.softcap,
+            regime=self.regime,
         )
 
     def _arrays(

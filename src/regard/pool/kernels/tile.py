@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from regard.dropout import is_kept
+from regard.normalize.contract import Normalizer
 from regard.placement import kernel_result, vary_as
 from regard.pool.kernels.block_shapes import Blocks
 from regard.pool.tile import visible_pairs
@@ -89,6 +90,7 @@ class KernelPlan:
     Attributes:
         score: makes the scores of a tile.
         softcap: see `attend`; precise_cap: to float32's precision.
+        regime: how scores become weights; None is softmax.
         tokens_first: query, key, value and d_out are [B, T, N, ...], the caller's layout, and so
             are results of rank 4; backward_narrow.py alone.
     """
@@ -107,6 +109,7 @@ class KernelPlan:
     tokens_first: bool = False
     softcap: float | None = None
     precise_cap: bool = True
+    regime: Normalizer | None = None
 
     @property
     def group(self) -> int:
@@ -195,17 +198,17 @@ class Finished(NamedTuple):
 def finish_scores(
     static: KernelPlan, refs: dict[str, Any], scores: Array, rows: Any, keys: Any, *, flipped: bool
 ) -> Finished:
-    """Adds the number per key, caps, and adds the bias: no mask yet.
+    """Adds the numbers per key and per query, caps, and adds the bias: no mask yet.
 
     Args:
         scores: in units of log2, as `TileScore.tile` makes them.
     """
     if "key_bias" in refs:
         scores = scores + _along(plt.load(refs["key_bias"].at[keys]), not flipped)
+    if "query_bias" in refs:
+        scores = scores + _along(plt.load(refs["query_bias"].at[rows]), flipped)
     slope = None
     if static.softcap is not None:
-        if "query_bias" in refs:
-            scores = scores + _along(plt.load(refs["query_bias"].at[rows]), flipped)
         cap = static.softcap * LOG2_E
         part = static.tanh(scores * (1.0 / cap))
         scores, slope = part * cap, 1.0 - part * part
@@ -231,22 +234,61 @@ def _bias_tile(bias: Any, rows: Any, keys: Any, flipped: bool) -> Array:
 # are float32.
 
 
+class Recomputed(NamedTuple):
+    """The weights of a tile, and the factor of their derivative: the same for softmax."""
+
+    weights: Array
+    slope: Array
+
+
 def recomputed_weights(
-    refs: dict[str, Any], scores: Array, rows: Any, keys: Any, *, flipped: bool, masked: bool = True
-) -> Array:
-    """2^(scores - lse), 0 for pairs that take no part.
+    static: KernelPlan,
+    refs: dict[str, Any],
+    scores: Array,
+    rows: Any,
+    keys: Any,
+    *,
+    flipped: bool,
+    masked: bool = True,
+) -> Recomputed:
+    """2^(scores - lse), or by the regime's stats; 0 for pairs that take no part.
 
     Args:
         scores: finished.
         masked: False where every pair of the tile takes part.
     """
-    lse = plt.load(refs["lse"].at[rows])
     allowed = allowed_tile(refs, rows, keys, flipped) if masked else None
+    if static.regime is not None:
+        natural, allowed = _natural(scores, allowed)
+        names = sorted(name for name in refs if name.startswith("stat"))
+        stats = tuple(_along(plt.load(refs[name].at[rows]), flipped) for name in names)
+        index = _along(keys.start + jnp.arange(keys.size, dtype=jnp.int32), not flipped)
+        tile = (stats, natural, allowed, index)
+        return Recomputed(static.regime.recall(*tile), static.regime.slope(*tile))
+    lse = plt.load(refs["lse"].at[rows])
     if allowed is None:
-        return jnp.exp2(scores - _along(lse, flipped))
+        weights = jnp.exp2(scores - _along(lse, flipped))
+        return Recomputed(weights, weights)
     non_empty = lse > -jnp.inf  # an empty row has no weights
     weights = jnp.exp2(scores - _along(jnp.where(non_empty, lse, 0.0), flipped))
-    return jnp.where(allowed & _along(non_empty, flipped), weights, 0.0)
+    weights = jnp.where(allowed & _along(non_empty, flipped), weights, 0.0)
+    return Recomputed(weights, weights)
+
+
+def visible_scores(
+    static: KernelPlan, refs: dict[str, Any], scores: Array, rows: Any, keys: Any, *, flipped: bool
+) -> tuple[Array, Array | None]:
+    """A tile's scores in natural units, every term added, -inf where masked; and which are not."""
+    scores, _ = finish_scores(static, refs, scores, rows, keys, flipped=flipped)
+    return _natural(scores, allowed_tile(refs, rows, keys, flipped))
+
+
+def _natural(scores: Array, allowed: Array | None) -> tuple[Array, Array | None]:
+    scores = scores * (1.0 / LOG2_E)
+    if allowed is None:
+        return scores, None
+    allowed = jnp.broadcast_to(allowed, scores.shape)
+    return jnp.where(allowed, scores, -jnp.inf), allowed
 
 
 def d_weights(
@@ -275,17 +317,22 @@ def d_weights(
     return jnp.where(keep, weights, 0.0), jnp.where(keep, found * static.kept_scale, 0.0)
 
 
-def d_softmax(
+def d_normalized(
     refs: dict[str, Any],
-    weights: Array,
+    factor: Array,
     d_weights: Array,
     slope: Array | None,
     rows: Any,
     *,
     flipped: bool,
 ) -> Array:
-    """d scores before a soft cap, in natural units: slope · weights · (d weights - delta)."""
-    found = weights * (d_weights - _along(plt.load(refs["delta"].at[rows]), flipped))
+    """d scores before a soft cap, in natural units: slope · factor · (d weights - delta).
+
+    Args:
+        factor: of `Recomputed`, its slope.
+        slope: of the soft cap.
+    """
+    found = factor * (d_weights - _along(plt.load(refs["delta"].at[rows]), flipped))
     return found if slope is None else found * slope
 
 

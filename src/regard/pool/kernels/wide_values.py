@@ -31,7 +31,7 @@ class WideValues:
     def share(self, axes: Axes) -> "WideValues":
         return WideValues(self.whole.share(axes))
 
-    def forward(self, operands: Any, *more: Any) -> tuple[Array, Array]:
+    def forward(self, operands: Any, *more: Any) -> tuple[Array, Any]:
         found = [
             self._part(columns).forward(_with_values(operands, columns), *more)
             for columns in self._columns()
@@ -44,7 +44,7 @@ class WideValues:
         allowed: Allowed,
         seed: Any,
         active: Array | None,
-        results: tuple[Array, Array, Array],
+        results: tuple[Array, Array, Any],
     ) -> Any:
         d_out, delta, lse = results
         if delta.ndim == d_out.ndim:

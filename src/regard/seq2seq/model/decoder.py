@@ -18,7 +18,7 @@ after it; `_step` is what remains, and search takes the same one.
 
 import functools
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,8 @@ class Decoder(nnx.Module):
         rngs: random numbers for the parameters.
     """
 
+    looks: ClassVar[tuple[str, ...]] = ("writing", "reading", "explaining")
+
     def __init__(self, config: Config, *, rngs: nnx.Rngs) -> None:
         self.config = config
         dtype, gates = config.compute_dtype, cell_named(config.cell).gates
@@ -87,15 +89,15 @@ class Decoder(nnx.Module):
         self.from_embedding = Linear(E, E, use_bias=False, dtype=dtype, rngs=rngs)
         self.from_context = Linear(A, E, use_bias=False, dtype=dtype, rngs=rngs)
 
-    def remember(self, annotations: Array, lens: Array, summary: Array) -> Encoded:
+    def remember(self, states: tuple[Array, Array], lens: Array) -> Encoded:
         """What decoding needs of a sentence; keys are projected here and nowhere else.
 
         Args:
-            annotations: [S, B, 2 · encoder], zero at padding.
+            states: of the encoder: annotations [B, S, 2 · encoder], zero at padding, and its last
+                states [B, 2 · encoder].
             lens: [B].
-            summary: [B, 2 · encoder], the encoder's last states.
         """
-        annotations = annotations.swapaxes(0, 1)  # [B, S, 2 · encoder]
+        annotations, summary = states
         if self.attention is None:
             raw = annotations.astype(self.config.compute_dtype)
             return Encoded(Memory.of(raw, raw, score=None, valid_lens=lens), summary)
@@ -140,23 +142,23 @@ class Decoder(nnx.Module):
 
         Args:
             encoded: of `remember`.
-            embedded: [T, B, embedding], the target one step behind.
+            embedded: [B, T, embedding], the target one step behind.
             rng: for dropout between layers and before the vocabulary; None: none.
             return_weights: whether the weights are wanted.
 
         Returns:
-            The readouts [T, B, embedding], and the weights [T, B, S] or None.
+            The readouts [B, T, embedding], and the weights [B, T, S] or None.
         """
         layers_rng, output_rng = streams(rng, 2)
-        embedded = embedded[:, :, None]  # [T, B, 1, embedding]
+        embedded = embedded.swapaxes(0, 1)[:, :, None]  # [T, B, 1, embedding]
         step = functools.partial(_step, cell_named(self.config.cell), return_weights)
         shared = self._shared(encoded, layers_rng)
         x = self._inputs(encoded, embedded)
         _, found = unroll(step, self._kernels(), shared, self.start(encoded), x)
         hidden, context, weights = found
         readout = self._readout(encoded, hidden, embedded, context)[:, :, 0]
-        readout = drop(readout, self.config.output_dropout, output_rng)
-        return readout, None if weights is None else weights[:, :, 0]
+        readout = drop(readout, self.config.output_dropout, output_rng).swapaxes(0, 1)
+        return readout, None if weights is None else weights[:, :, 0].swapaxes(0, 1)
 
     def step(self, encoded: Encoded, state: State, embedded: Array) -> tuple[State, Array, Array]:
         """One token further, for T hypotheses per sentence.

@@ -42,14 +42,15 @@ class Encoder(nnx.Module):
         """Annotates.
 
         Args:
-            embedded: [S, B, embedding].
+            embedded: [B, S, embedding].
             lens: [B], how many tokens each sentence has; 0 is a row of padding.
             rng: for the dropout between layers and on the annotations; None: none.
 
         Returns:
-            The annotations [S, B, 2 · encoder], zero at padding; and the last states of both
+            The annotations [B, S, 2 · encoder], zero at padding; and the last states of both
             directions [B, 2 · encoder], zero for an empty sentence.
         """
+        embedded = embedded.swapaxes(0, 1)  # [S, B, embedding]
         S = embedded.shape[0]
         valid = jnp.arange(S, dtype=lens.dtype)[:, None, None] < lens[None, :, None]  # [S, B, 1]
         *rngs, last_rng = streams(rng, len(self.layers) + 1)
@@ -61,7 +62,7 @@ class Encoder(nnx.Module):
             states = drop(states, rate, rng)
         # Without attention the last states are the context, and are treated as annotations are.
         last = drop(last, self.config.annotation_dropout, last_rng)
-        return jnp.where(valid, states, 0.0), last
+        return jnp.where(valid, states, 0.0).swapaxes(0, 1), last
 
 
 class _Layer(nnx.Module):

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from regard.atomic_file import write_atomically
-from regard.seq2seq.model.config import Config
+from regard.seq2seq.model.architectures import load_config
 from regard.seq2seq.model.named_arrays import from_named, to_named
 from regard.seq2seq.model.translation_model import Model
 
@@ -126,7 +126,7 @@ def load_model(folder: str | Path) -> Model:
             f"a model folder has {CONFIG} and {WEIGHTS}. {folder} lacks {' and '.join(missing)}."
         )
     verify_checksums(folder)
-    config = Config.load(folder / CONFIG)
+    config = load_config(folder / CONFIG)
     path = folder / WEIGHTS
     try:
         named = _safetensors().numpy.load_file(path)

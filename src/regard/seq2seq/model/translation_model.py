@@ -1,4 +1,4 @@
-"""The translator: embeddings, encoder, decoder with attention, and the vocabulary."""
+"""The translator: embeddings, an architecture's encoder and decoder, and the vocabulary."""
 
 from typing import Any
 
@@ -7,16 +7,16 @@ from flax import nnx
 from jax import Array
 from jax.nn import initializers
 
-from regard.seq2seq.model.attention import Encoded
-from regard.seq2seq.model.config import Config
-from regard.seq2seq.model.decoder import Decoder, State
+from regard.seq2seq.model.architectures import architecture_named
 from regard.seq2seq.model.dropout import drop, streams
-from regard.seq2seq.model.encoder import Encoder
 from regard.seq2seq.train.cross_entropy import cross_entropy
 
 
 class Model(nnx.Module):
-    """A Bahdanau translator: p(target | source), one token at a time.
+    """A translator: p(target | source), one token at a time.
+
+    What it has beside embeddings and vocabulary is its architecture's: see
+    `regard.seq2seq.model.architectures`, which also says what `encode` and `start` return.
 
     Arrays are batch first, [B, S] and [B, T], padded with id 0 to any length; lengths say what
     counts. Dropout is on exactly where an `rng` is given.
@@ -34,11 +34,11 @@ class Model(nnx.Module):
         ((1, 2, 30), (1, 2, 4))
 
     Args:
-        config: sizes and choices.
+        config: sizes and choices, a `Config` or a `TransformerConfig`.
         rngs: random numbers for the parameters.
     """
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: Any, *, rngs: nnx.Rngs) -> None:
         self.config = config
         init = initializers.normal(config.embedding**-0.5)
 
@@ -51,21 +51,22 @@ class Model(nnx.Module):
         if config.tie == "none":
             self.output_embedding = table(config.target_vocab)
         self.output_bias = nnx.Param(jnp.zeros(config.target_vocab, jnp.float32))
-        self.encoder = Encoder(config, rngs=rngs)
-        self.decoder = Decoder(config, rngs=rngs)
+        kind = architecture_named(config.architecture)
+        self.encoder = kind.encoder(config, rngs=rngs)
+        self.decoder = kind.decoder(config, rngs=rngs)
 
-    def encode(self, source: Array, source_lens: Array, rng: Array | None = None) -> Encoded:
+    def encode(self, source: Array, source_lens: Array, rng: Array | None = None) -> Any:
         """Reads the source, [B, S] with lengths [B]; what comes back is all that decoding needs."""
         embedding_rng, encoder_rng = streams(rng, 2)
         table = self.target_embedding if self.config.tie == "all" else self.source_embedding
-        embedded = _embed(table, source.T)  # [S, B, embedding]
-        embedded = drop(embedded, self.config.embedding_dropout, embedding_rng)
-        annotations, summary = self.encoder(embedded, source_lens, encoder_rng)
-        return self.decoder.remember(annotations, source_lens, summary)
+        embedded = _embed(table, source)  # [B, S, embedding]
+        embedded = drop(embedded, self.config.embedding_dropout, embedding_rng, rows=0)
+        states = self.encoder(embedded, source_lens, encoder_rng)
+        return self.decoder.remember(states, source_lens)
 
     def decode(
         self,
-        encoded: Encoded,
+        encoded: Any,
         target_in: Array,
         rng: Array | None = None,
         return_weights: bool = False,
@@ -81,8 +82,13 @@ class Model(nnx.Module):
         Returns:
             The readouts [B, T, embedding], for `logits`; the weights [B, T, S] or None.
         """
-        readout, weights = self._decode(encoded, target_in, rng, return_weights)
-        return readout.swapaxes(0, 1), None if weights is None else weights.swapaxes(0, 1)
+        embedding_rng, decoder_rng = streams(rng, 2)
+        embedded = _embed(self.target_embedding, target_in)
+        embedded = drop(embedded, self.config.target_dropout, embedding_rng, rows=0)
+        found: tuple[Array, Array | None] = self.decoder(
+            encoded, embedded, decoder_rng, return_weights
+        )
+        return found
 
     def logits(self, readout: Array) -> Array:
         """[..., embedding] -> [..., target_vocab], float32."""
@@ -112,21 +118,20 @@ class Model(nnx.Module):
         """
         encode_rng, decode_rng = streams(rng, 2)
         encoded = self.encode(batch.source, batch.source_lens, encode_rng)
-        readout, _ = self._decode(encoded, batch.target_in, decode_rng, False)
-        T = readout.shape[0]
-        steps = jnp.arange(T, dtype=batch.target_lens.dtype)[:, None]
-        counts = steps < batch.target_lens[None, :]  # [T, B]
+        readout, _ = self.decode(encoded, batch.target_in, decode_rng)
+        steps = jnp.arange(readout.shape[1], dtype=batch.target_lens.dtype)[None]
+        counts = steps < batch.target_lens[:, None]  # [B, T]
         loss, nll = cross_entropy(
             readout.reshape(-1, readout.shape[-1]),
             self.output_kernel.astype(self.config.compute_dtype),
             self.output_bias[...],
-            batch.target_out.T.reshape(-1),
+            batch.target_out.reshape(-1),
             counts.reshape(-1),
             smoothing,
         )
         return loss, nll, counts.sum(dtype=jnp.float32)
 
-    def start(self, encoded: Encoded, room: int) -> State:
+    def start(self, encoded: Any, room: int) -> Any:
         """The decoder's state before the first token.
 
         Args:
@@ -135,11 +140,11 @@ class Model(nnx.Module):
         """
         return self.decoder.start(encoded, room)
 
-    def for_hypotheses(self, encoded: Encoded) -> Encoded:
+    def for_hypotheses(self, encoded: Any) -> Any:
         """The same sentences for `step` with several hypotheses each, which it makes cheaper."""
         return self.decoder.for_hypotheses(encoded)
 
-    def step(self, encoded: Encoded, state: State, tokens: Array) -> tuple[State, Array, Array]:
+    def step(self, encoded: Any, state: Any, tokens: Array) -> tuple[Any, Array, Array]:
         """One token further, for T hypotheses per sentence: what search is made of.
 
         Args:
@@ -150,13 +155,21 @@ class Model(nnx.Module):
         Returns:
             The state, the readouts [B, T, embedding], for `logits`, and the weights [B, T, S].
         """
-        return self.decoder.step(encoded, state, _embed(self.target_embedding, tokens))
+        embedded = _embed(self.target_embedding, tokens)
+        found: tuple[Any, Array, Array] = self.decoder.step(encoded, state, embedded)
+        return found
 
-    def alone(self, encoded: Encoded, state: State, tokens: Array, which: Array) -> Array:
+    @property
+    def looks(self) -> tuple[str, ...]:
+        """The ways to align words by its attention, as of `Translator.align`, the best last."""
+        found: tuple[str, ...] = self.decoder.looks
+        return found
+
+    def alone(self, encoded: Any, state: Any, tokens: Array, which: Array) -> Array:
         """What would come next if a single source token were all there is to look at.
 
         Args:
-            encoded: of `encode`, of a model that attends.
+            encoded: of `encode`, of a model that attends and has "explaining" among its looks.
             state: of `start` or of `step`, for one hypothesis per sentence.
             tokens: [B, 1], the previous token.
             which: [B, C], the places of the source tokens that are tried.
@@ -172,15 +185,6 @@ class Model(nnx.Module):
         """The output embedding, [target_vocab, embedding]."""
         table = self.output_embedding if self.config.tie == "none" else self.target_embedding
         return table[...]
-
-    def _decode(
-        self, encoded: Encoded, target_in: Array, rng: Array | None, return_weights: bool
-    ) -> tuple[Array, Array | None]:
-        """Time first: [T, B, embedding] and [T, B, S]."""
-        embedding_rng, decoder_rng = streams(rng, 2)
-        embedded = _embed(self.target_embedding, target_in.T)
-        embedded = drop(embedded, self.config.target_dropout, embedding_rng)
-        return self.decoder(encoded, embedded, decoder_rng, return_weights)
 
 
 def _embed(table: nnx.Param, tokens: Array) -> Array:

@@ -16,7 +16,13 @@ from regard.seq2seq.train.settings import Settings
 FULL = 1_000_000  # target words from which on the recipe's own sizes are right
 SMALL = 50_000  # below, translations stay poor
 
-WIDTHS = ("model.embedding", "model.encoder", "model.decoder")
+# Of a small corpus; of one architecture or the other.
+WIDTHS = {
+    "model.embedding": 128,
+    "model.encoder": 128,
+    "model.decoder": 256,
+    "model.feed_forward": 512,
+}
 
 
 def fit(settings: Settings, pairs: Sequence[Pair]) -> tuple[Settings, list[str]]:
@@ -54,7 +60,7 @@ def fit(settings: Settings, pairs: Sequence[Pair]) -> tuple[Settings, list[str]]
     if settings.tokenizer.kind == "bpe":  # fewer whole words would only leave more unknown ones
         chosen["tokenizer.size"] = min(max(size, 500), settings.tokenizer.size)
     if words < 3 * SMALL:
-        chosen |= dict(zip(WIDTHS, (128, 128, 256), strict=True))
+        chosen |= WIDTHS
     if words < SMALL:  # few validation sentences, and a noisy BLEU
         chosen |= {"recipe.epochs": 60, "recipe.patience": 8, "recipe.plateau_patience": 3}
     if words >= FULL:
@@ -71,10 +77,12 @@ def fit(settings: Settings, pairs: Sequence[Pair]) -> tuple[Settings, list[str]]
     )
     lines = []
     if fitted != dataclasses.replace(settings, scaled=()):
-        model = fitted.config(100, 100)
+        model = vars(fitted.config(100, 100))
+        names = [name.removeprefix("model.") for name in WIDTHS]
+        widths = "/".join(str(model[name]) for name in names if name in model)
         lines.append(
             f"sizes for {words:,} target words: at most {fitted.tokenizer.size:,} pieces, widths "
-            f"{model.embedding}/{model.encoder}/{model.decoder}, {fitted.batches.tokens:,} tokens "
+            f"{widths}, {fitted.batches.tokens:,} tokens "
             f"a batch, {fitted.recipe.warmup_steps} steps of warm-up"
         )
     if words < SMALL:

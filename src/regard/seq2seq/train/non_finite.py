@@ -72,12 +72,7 @@ def cause_of(model: Model, batch: Any, smoothing: float) -> str:
 
 
 # In the order of computation: the first that is not finite is the cause of the others.
-_PARTS = (
-    "the encoder's annotations",
-    "the attention's keys",
-    "the decoder's readouts",
-    "the logits",
-)
+_PARTS = ("the encoder's annotations", "the decoder's readouts", "the logits")
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -85,7 +80,7 @@ def _parts(graph: Any, params: Any, batch: Any) -> tuple:
     model = nnx.merge(graph, params)
     encoded = model.encode(batch.source, batch.source_lens)
     readout, _ = model.decode(encoded, batch.target_in)
-    return encoded.values, encoded.keys, readout, model.logits(readout)
+    return encoded, readout, model.logits(readout)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

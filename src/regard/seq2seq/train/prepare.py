@@ -6,7 +6,7 @@ from regard.seq2seq.corpus import Pair
 from regard.seq2seq.corpus.pair import Progress
 from regard.seq2seq.decode.search import SearchOptions
 from regard.seq2seq.metrics import bleu
-from regard.seq2seq.model.config import Config
+from regard.seq2seq.model.config import ModelConfig
 from regard.seq2seq.text.subword_dropout import SubwordDropout
 from regard.seq2seq.text.tokenizer_pair import TokenizerPair
 from regard.seq2seq.text.words import normalize
@@ -32,7 +32,7 @@ class Prepared:
 
     settings: Settings
     tokenizers: TokenizerPair
-    config: Config
+    config: ModelConfig
     batches: Batches
     validation: Validation
     valid: list[Pair]

@@ -19,7 +19,8 @@ import numpy as np
 
 from regard.atomic_file import write_atomically
 from regard.seq2seq.distributed.hosts import Hosts
-from regard.seq2seq.model.config import Config
+from regard.seq2seq.model.architectures import load_config
+from regard.seq2seq.model.config import ModelConfig
 from regard.seq2seq.model.export import save_model
 from regard.seq2seq.model.named_arrays import to_named
 from regard.seq2seq.model.translation_model import Model
@@ -103,7 +104,7 @@ class RunFolder:
     def __init__(
         self,
         folder: str | Path,
-        config: Config,
+        config: ModelConfig,
         recipe: Recipe,
         resume: bool,
         hosts: Hosts = Hosts(),
@@ -112,7 +113,7 @@ class RunFolder:
         self._held = contextlib.ExitStack()
         hosts.first(lambda: self._open(config, recipe, resume))
 
-    def _open(self, config: Config, recipe: Recipe, resume: bool) -> None:
+    def _open(self, config: ModelConfig, recipe: Recipe, resume: bool) -> None:
         self._held.enter_context(run_lock(self.folder))
         try:
             if (self.folder / "config.json").exists() and not resume:
@@ -120,8 +121,8 @@ class RunFolder:
                     f"{self.folder} already has a run. Fix: resume=True continues it; use another "
                     "folder to start a new one."
                 )
-            self._agree("config.json", config, ())
-            self._agree("recipe.json", recipe, FREE)
+            self._agree("config.json", config, load_config, ())
+            self._agree("recipe.json", recipe, Recipe.load, FREE)
             for name, mine in (("recipe.json", recipe), ("config.json", config)):
                 write_atomically(self.folder / name, mine.to_json())
             self.checkpoints = Store(self.folder / "checkpoints")
@@ -130,14 +131,22 @@ class RunFolder:
             self._held.close()
             raise
 
-    def _agree(self, name: str, mine: Config | Recipe, free: Iterable[str]) -> None:
+    def _agree(
+        self,
+        name: str,
+        mine: ModelConfig | Recipe,
+        load: Callable[[Path], Any],
+        free: Iterable[str],
+    ) -> None:
         """Raises ValueError where the file exists and has other values."""
         path = self.folder / name
         if not path.exists():
             return
-        theirs: dict[str, Any] = dataclasses.asdict(type(mine).load(path))
+        theirs: dict[str, Any] = dataclasses.asdict(load(path))
         wanted = dataclasses.asdict(mine)
-        different = [key for key in wanted if wanted[key] != theirs[key] and key not in free]
+        same = wanted.get("architecture") == theirs.get("architecture")
+        compared = [key for key in wanted if key not in free] if same else ["architecture"]
+        different = [key for key in compared if wanted[key] != theirs[key]]
         if different:
             listed = ", ".join(f"{key} {theirs[key]!r}, not {wanted[key]!r}" for key in different)
             raise ValueError(

@@ -12,7 +12,8 @@ from typing import Any
 
 from regard.atomic_file import write_atomically
 from regard.seq2seq.corpus.grammar.chooser import Scope
-from regard.seq2seq.model.config import Config, JsonFields, read_fields
+from regard.seq2seq.model.architectures import architecture_named
+from regard.seq2seq.model.config import JsonFields, ModelConfig, read_fields
 from regard.seq2seq.text.marks import Case
 from regard.seq2seq.text.tokenizer import Kind
 from regard.seq2seq.train.batches import BUCKETS
@@ -131,8 +132,8 @@ class Settings(JsonFields):
     Attributes:
         about: what they are for, in a sentence or two.
         data, tokenizer, batches, recipe: see their classes.
-        model: the fields of `Config`, except the sizes of the vocabularies, which the tokenizers
-            determine.
+        model: the fields of `Config` or, with "architecture": "transformer", `TransformerConfig`;
+            except the sizes of the vocabularies, which the tokenizers determine.
         beam: the beam width of the translations in validation; 1 is greedy search.
         scaled: fields that `prepare` chooses by the size of the corpus, as "tokenizer.size".
     """
@@ -155,9 +156,17 @@ class Settings(JsonFields):
                 'Fix: kind "bpe", or subword_dropout 0.'
             )
 
-    def config(self, source_vocab: int, target_vocab: int) -> Config:
+    def config(self, source_vocab: int, target_vocab: int) -> ModelConfig:
         """The model's configuration, once the vocabularies are known."""
-        return Config(source_vocab, target_vocab, **self.model)
+        name = self.model.get("architecture", "recurrent")
+        kind = architecture_named(name).config
+        known = [field.name for field in dataclasses.fields(kind)]
+        if unknown := [field for field in self.model if field not in known]:
+            raise ValueError(
+                f"a model of the architecture {name!r} has {', '.join(known)}. Got "
+                f"{', '.join(unknown)}. Fix: leave it out, or the architecture that has it."
+            )
+        return kind(source_vocab, target_vocab, **self.model)
 
     def with_model(self, **fields: Any) -> "Settings":
         """The same settings with some fields of the model changed."""
@@ -188,17 +197,44 @@ class Settings(JsonFields):
         return settings
 
     @classmethod
-    def named(cls, name: str) -> "Settings":
+    def named(cls, name: str, architecture: str | None = None) -> "Settings":
         """A recipe of the package by its name, or any other by its file.
+
+        Args:
+            name: such as "multi30k", or a path.
+            architecture: for this one: of the package's recipes, multi30k-transformer.json is
+                "multi30k" for a Transformer; None: what the recipe is for.
 
         Raises:
             FileNotFoundError: there is neither; the message lists the known names.
+            ValueError: a file is for another architecture.
         """
-        for path in (RECIPES / f"{name}.json", Path(name)):
+        if architecture is not None:
+            architecture_named(architecture)
+        suffix = "" if architecture in (None, "recurrent") else f"-{architecture}"
+        for path in (RECIPES / f"{name}{suffix}.json", Path(name)):
             if path.is_file():
-                return cls.load(path)
-        known = ", ".join(sorted(path.stem for path in RECIPES.glob("*.json")))
-        raise FileNotFoundError(f"a recipe is a JSON file, or one of {known}. Got {name!r}.")
+                found = cls.load(path)
+                return found if architecture is None else found.for_architecture(architecture, path)
+        stems = sorted(path.stem for path in RECIPES.glob(f"*{suffix}.json"))
+        names = (stem.removesuffix(suffix) for stem in stems)
+        known = ", ".join(name for name in names if "-" not in name)
+        kind = f" for the architecture {architecture!r}" if suffix else ""
+        raise FileNotFoundError(f"a recipe is a JSON file, or{kind} one of {known}. Got {name!r}.")
+
+    def for_architecture(self, name: str, origin: str | Path) -> "Settings":
+        """The same settings, once it is sure that they are for this architecture.
+
+        Raises:
+            ValueError: they are for another.
+        """
+        theirs = self.model.get("architecture", "recurrent")
+        if theirs != name:
+            raise ValueError(
+                f"{origin} is for the architecture {theirs!r}. Got architecture {name!r}. Fix: "
+                'a recipe whose "model" has "architecture": ' + f'"{name}".'
+            )
+        return self
 
     def save(self, folder: str | Path) -> None:
         """Writes settings.json into a run's folder, completely or not at all."""

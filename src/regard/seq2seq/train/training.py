@@ -27,7 +27,7 @@ from flax import nnx
 
 from regard.seq2seq.distributed.devices import DataParallel
 from regard.seq2seq.distributed.hosts import Hosts
-from regard.seq2seq.model.config import Config
+from regard.seq2seq.model.config import ModelConfig
 from regard.seq2seq.model.named_arrays import from_named, to_named
 from regard.seq2seq.model.translation_model import Model
 from regard.seq2seq.train.batches import TrainingData
@@ -65,7 +65,7 @@ class Result:
 
 
 def train(
-    config: Config,
+    config: ModelConfig,
     recipe: Recipe,
     data: TrainingData,
     folder: str | Path,
@@ -125,7 +125,7 @@ class _Run:
 
     def __init__(
         self,
-        config: Config,
+        config: ModelConfig,
         recipe: Recipe,
         data: TrainingData,
         validation: Validation | None,

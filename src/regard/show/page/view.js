@@ -107,6 +107,8 @@ class AttentionView {
     this.pinned = null; // the word that was clicked: [side, index]
     this.box = { left: 0, top: 0, cell: 0 };
     this._build(root);
+    this.root = root;
+    root.hidden = true; // until there is a map to show
     window.addEventListener("resize", () => { if (this.map) this._draw(); });
     window.addEventListener("themechange", () => { if (this.map) this._draw(); });
   }
@@ -114,6 +116,7 @@ class AttentionView {
   // Shows a map; what was looked at stays where that is possible.
   show(map) {
     this.map = map;
+    this.root.hidden = false;
     Object.assign(this.at, { layer: 0, head: 0, row: -1, column: -1 });
     this.rows = this.pinned = null;
     this.layerGroup.hidden = map.layers < 2;

@@ -1,0 +1,62 @@
+"""A Transformer's folder in the place of a recurrent model's: translate, align, evaluate."""
+
+import numpy as np
+import pytest
+
+from regard.seq2seq.decode.hypotheses import SearchOptions
+from regard.seq2seq.model.config import TransformerConfig
+from regard.seq2seq.model.export import save_model
+from regard.seq2seq.translator import Translator
+from seq2seq.small_translator import tokenizers
+from seq2seq.tiny import random_model
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+SEARCH = SearchOptions(beam=2, dtype="float32")
+TEXTS = ["one two, three", "six five four three two one.", "four"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    both = tokenizers()
+    config = TransformerConfig(
+        both.source.size,
+        both.target.size,
+        embedding=8,
+        heads=2,
+        feed_forward=8,
+        encoder_layers=1,
+        decoder_layers=3,
+        attention="dot,gaussian",
+        dtype="float32",
+    )
+    folder = tmp_path_factory.mktemp("transformer")
+    save_model(folder, random_model(config, seed=5))
+    both.save(folder)
+    return folder
+
+
+def test_a_folder_says_what_it_is_and_translates(folder):
+    translator = Translator.load(folder)
+    assert translator.model.config.architecture == "transformer"
+    found = translator.translate(TEXTS, search=SEARCH, n_best=2)
+    for text, (best, second) in zip(TEXTS, found, strict=True):
+        assert best.score >= second.score
+        assert best.weights.shape == (len(best.target_words), len(best.source_words))
+        (alone, *_), *_ = translator.translate([text], search=SEARCH)
+        assert alone.text == best.text
+        np.testing.assert_allclose(alone.score, best.score, atol=1e-4)
+
+
+def test_it_aligns_by_the_looks_that_it_has(folder):
+    translator = Translator.load(folder)
+    assert translator.looks == ("writing", "reading")
+    pairs = [("one two three .", "un deux trois ."), ("six", "un deux")]
+    found = translator.align_by(translator.looks, pairs)
+    for look in translator.looks:
+        for one, (source, target) in zip(found[look], pairs, strict=True):
+            assert one.weights.shape == (len(target.split()), len(source.split()))
+            assert len(one.links()) == len(target.split())
+    assert (found["writing"][0].weights != found["reading"][0].weights).any()
+    with pytest.raises(ValueError, match=r"writing, reading for a .* 'transformer'. Got 'expl"):
+        translator.align(pairs, look="explaining")
