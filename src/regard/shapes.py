@@ -169,6 +169,16 @@ def check_scores(scores: Array) -> Axes:
     return Axes(scores.ndim, B, scores.shape[-2], scores.shape[-1], N, N, 0, 0, 0)
 
 
+def require_one_width(name: str, query_width: int, key_width: int) -> None:
+    """Raises ValueError unless queries and keys have one width; `name` is the score's."""
+    if query_width != key_width:
+        raise ValueError(
+            f"{name} needs queries and keys of one width. Got query width {query_width}, "
+            f"key width {key_width}. Fix: score=regard.Bilinear(kernel [{query_width}, "
+            f"{key_width}]) or regard.Additive, or project one side."
+        )
+
+
 def shape_error(rule: str, arrays: dict[str, Array], axes: Axes | None, fix: str) -> ValueError:
     """The rule, every array with its shape, the fix."""
     got = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from regard.seq2seq.decode.layers import LayerWeights
+
 
 @dataclass(frozen=True)
 class Said:
@@ -58,6 +60,17 @@ class Reverser:
             shares = (0.9, *[0.01] * count)
             listed.append([list(zip(some, shares, strict=False)) for some in ranked])
         return listed
+
+    def layers(self, source, target):
+        """Two layers of three heads; in layer 1, head 2, each word looks at its own place."""
+        found = {}
+        sides = dict(encoder=(source, source), decoder=(target, target), cross=(target, source))
+        for name, side in sides.items():
+            rows, columns = (text.split() for text in side)
+            weights = np.full((2, 3, len(rows), len(columns)), 1 / max(len(columns), 1))
+            weights[1, 2] = np.eye(len(rows), len(columns))
+            found[name] = LayerWeights(weights, tuple(rows), tuple(columns))
+        return found
 
 
 class Words:

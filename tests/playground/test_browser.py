@@ -293,3 +293,30 @@ def test_a_model_that_is_compiled_is_announced(browser):
         page.wait_for_selector("#model:has-text('slow, being compiled …')")
         door.set()
         page.wait_for_function("() => byId('model').textContent === 'Model: slow'")
+
+
+# Every layer and head ----------------------------------------------------------------------------
+
+
+def test_layers_and_heads_of_a_transformer_are_stepped_through(browser):
+    models = [{"name": "small", "parameters": 1, "architecture": "transformer"}]
+    app = Playground(Reverser(), models=models).app()
+    with served(app) as address, quiet_page(browser) as page:
+        page.goto(address)
+        translate(page, "one two three")
+        page.click("#layers summary")
+        page.wait_for_selector("#layers-view canvas", state="visible")
+        page.click("#layers [data-map=encoder]")
+        assert page.get_attribute("#layers [data-map=encoder]", "aria-pressed") == "true"
+        page.click("#layers-view [data-view=heads]")
+        assert page.locator("#layers-view table.heads button").count() == 6
+        page.click("#layers-view table.heads button[aria-label='Layer 2, head 3']")
+        page.click("#layers-view [data-view=table]")
+        cells = page.locator("#layers-view table tbody tr").first.inner_text().split()
+        assert cells[0] == "one"
+        assert float(cells[1]) == 1.0
+        assert not accessibility(page)
+
+
+def test_a_recurrent_model_has_no_layers_to_step_through(page):
+    assert not page.is_visible("#layers")

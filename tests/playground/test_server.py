@@ -63,6 +63,20 @@ def raw(content):
     return ("POST", "/api/translate", {"content": content, "headers": headers})
 
 
+def test_every_layer_and_head_is_told():
+    body = {"source": "a b c", "target": "x y"}
+    (answer,) = asked(post("/api/layers", body))
+    assert answer.status_code == 200
+    maps = answer.json()["maps"]
+    assert list(maps) == ["encoder", "decoder", "cross"]
+    cross = maps["cross"]
+    assert (cross["queries"], cross["keys"]) == (["x", "y"], ["a", "b", "c"])
+    assert cross["shape"] == [2, 3, 2, 3]
+    steps = np.frombuffer(base64.b64decode(cross["data"]), "<u2").reshape(cross["shape"])
+    np.testing.assert_allclose(steps[0] / 65535, 1 / 3, atol=1e-4)
+    np.testing.assert_array_equal(steps[1, 2], 65535 * np.eye(2, 3))
+
+
 def test_a_translation_has_all_documented_fields():
     body = {"text": ["a b c", ""], "beam": 3, "n_best": 2}
     answer, more = asked(
@@ -100,6 +114,9 @@ REFUSED = [
     (("POST", "/api/translate", {"content": b"{}"}), 415, "application/json"),
     (post("/api/translate", {"text": ["a " * 999] * 5}), 422, "at most 4096 tokens"),
     (post("/api/attend", {"query": []}), 422, "query must be"),
+    (post("/api/layers", {"source": "a"}), 422, "source and target must be strings."),
+    (post("/api/layers", {"source": "a", "target": "b " * 96}), 422, "95 tokens. Got 96"),
+    (post("/api/layers", {"source": "a", "target": "b" * 2001}), 422, "2000 characters. Got 2001"),
     (raw(b"x" * 300_000), 413, "at most 262144 bytes"),
     (("GET", "/nowhere", {}), 404, "Not Found"),
     (("GET", "/static/../server.py", {}), 404, "Not Found"),

@@ -16,6 +16,8 @@ from regard.pool import layout
 from regard.pool.pallas import interpreted
 from regard.score.additive import lift_anywhere
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 B, T, S, N, K, D, V = 2, 7, 11, 4, 2, 5, 3
 WIDTH_5 = ("dot", "scaled dot", "gaussian", "gaussian per head", "a user's own")
 KERNELS = ("bilinear", "additive", "additive per head", "additive, exact")
@@ -39,6 +41,7 @@ def drawn(seed):
     return row, parameters, arrays, lens
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_random_sums_equal_the_oracle(seed):
     row, parameters, (query, key, value), lens = drawn(seed)

@@ -7,7 +7,8 @@ from regard.seq2seq.decode.hypotheses import SearchOptions
 from regard.seq2seq.model.config import TransformerConfig
 from regard.seq2seq.model.export import save_model
 from regard.seq2seq.translator import Translator
-from seq2seq.small_translator import tokenizers
+from regard.show import AttentionMap
+from seq2seq.small_translator import small_translator, tokenizers
 from seq2seq.tiny import random_model
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -60,3 +61,34 @@ def test_it_aligns_by_the_looks_that_it_has(folder):
     assert (found["writing"][0].weights != found["reading"][0].weights).any()
     with pytest.raises(ValueError, match=r"writing, reading for a .* 'transformer'. Got 'expl"):
         translator.align(pairs, look="explaining")
+
+
+def test_every_layer_and_head_can_be_looked_at(folder):
+    translator = Translator.load(folder)
+    found = translator.layers("one two three .", "un deux")
+    assert {name: one.weights.shape for name, one in found.items()} == {
+        "encoder": (1, 2, 5, 5),
+        "decoder": (3, 2, 3, 3),
+        "cross": (3, 2, 3, 5),
+    }
+    for one in found.values():
+        np.testing.assert_allclose(one.weights.sum(-1), 1.0, atol=1e-5)
+        assert AttentionMap(*one).weights.shape == one.weights.shape
+    assert found["cross"].query_labels == ("un", "deux", "(end)")
+    assert found["cross"].key_labels == ("one", "two", "three", ".", "(end)")
+    assert found["decoder"].query_labels == ("(start)", "un", "deux")
+    np.testing.assert_array_equal(found["decoder"].weights, np.tril(found["decoder"].weights))
+    # Of three layers, links and pictures are of the second.
+    [aligned] = translator.align([("one two three .", "un deux")])
+    expected = found["cross"].weights[1].mean(0)[:2, :4]
+    np.testing.assert_allclose(aligned.weights, expected, atol=1e-5)
+
+
+def test_a_recurrent_model_has_one_layer_and_head():
+    translator = small_translator()
+    found = translator.layers("one two", "un deux trois")
+    assert list(found) == ["cross"]
+    [aligned] = translator.align([("one two", "un deux trois")])
+    weights = found["cross"].weights
+    assert weights.shape == (1, 1, 4, 3)
+    np.testing.assert_allclose(weights[0, 0, :3, :2], aligned.weights, atol=1e-5)

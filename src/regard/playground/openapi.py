@@ -18,6 +18,7 @@ def describe(limits: Limits) -> dict[str, Any]:
         },
         "paths": {
             "/api/translate": {"post": _post("Translate texts", _translate(limits), _TRANSLATED)},
+            "/api/layers": {"post": _post("Every layer and head", _layers(limits), _LAYERS)},
             "/api/attend": {
                 "post": _post("Scores, weights and outputs", _attend(limits), _ATTENDED)
             },
@@ -74,6 +75,15 @@ def _translate(limits: Limits) -> dict[str, Any]:
             },
         },
         ["text"],
+        additionalProperties=False,
+    )
+
+
+def _layers(limits: Limits) -> dict[str, Any]:
+    text = {"type": "string", "maxLength": limits.characters}
+    return _object(
+        {"source": text, "target": {**text, "description": "a translation of the source"}},
+        ["source", "target"],
         additionalProperties=False,
     )
 
@@ -140,6 +150,26 @@ _TRANSLATED = _object(
         )
     },
     ["translations"],
+)
+_LAYERS = _object(
+    {
+        "maps": {
+            "type": "object",
+            "description": "by name: encoder, decoder and cross of a Transformer, cross of a "
+            "recurrent model. The tokens that look, those that are looked at, and layers x heads "
+            "x queries x keys, packed as the weights of a translation.",
+            "additionalProperties": _object(
+                {
+                    "queries": _WORDS,
+                    "keys": _WORDS,
+                    "shape": _list({"type": "integer"}),
+                    "data": {"type": "string"},
+                },
+                ["queries", "keys", "shape", "data"],
+            ),
+        }
+    },
+    ["maps"],
 )
 _ATTENDED = _object(
     {

@@ -30,9 +30,10 @@ class Limits:
             of the translator's memory, since every hypothesis has an alignment.
         weight_cells: the same where the weights are returned (422).
         next_words: alternatives listed for each word (422).
+        layer_tokens: of the source, and of the target, whose layers are shown (422).
         points: queries, and keys, of one attend request (422).
         width: numbers of one query or key (422).
-        attends: attend requests that run or wait (429).
+        attends: attend and layers requests that run or wait (429).
         queue: sentences that run or wait (429).
         seconds: from the request to its answer (503).
         upload: seconds in which a request's head, and then its body, must arrive (408).
@@ -48,6 +49,7 @@ class Limits:
     cells: int = 4 * 2**20
     weight_cells: int = 2**18
     next_words: int = 10
+    layer_tokens: int = 95
     points: int = 64
     width: int = 512
     attends: int = 64
@@ -120,6 +122,14 @@ class TranslateRequest:
 
 
 @dataclass(frozen=True)
+class LayersRequest:
+    """A text and its translation, whose attention in every layer and head is wanted."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
 class AttendRequest:
     """Queries, keys and values as points, and the attention to compute between them."""
 
@@ -157,11 +167,7 @@ def read_translate(given: dict[str, Any], limits: Limits) -> TranslateRequest:
         raise Refusal(422, "text must be a list of one or more strings.")
     if len(text) > limits.sentences:
         raise Refusal(422, f"text has at most {limits.sentences} strings. Got {len(text)}.")
-    longest = max(map(len, text))
-    if longest > limits.characters:
-        raise Refusal(422, f"a text has at most {limits.characters} characters. Got {longest}.")
-    if any("\ud800" <= letter <= "\udfff" for one in text for letter in one):
-        raise Refusal(422, "text must be Unicode: it has a lone surrogate.")
+    _check_texts(text, limits)
     beam = _choice(given, "beam", BEAMS, BEAM)
     next_words = _integer(given, "next_words", 0, 0, limits.next_words)
     if next_words and len(text) > 1:
@@ -173,6 +179,16 @@ def read_translate(given: dict[str, Any], limits: Limits) -> TranslateRequest:
         _boolean(given, "weights", False),
         next_words,
     )
+
+
+def read_layers(given: dict[str, Any], limits: Limits) -> LayersRequest:
+    """Checks the body of /api/layers."""
+    _known(given, ("source", "target"))
+    source, target = given.get("source"), given.get("target")
+    if not (isinstance(source, str) and isinstance(target, str)):
+        raise Refusal(422, "source and target must be strings.")
+    _check_texts((source, target), limits)
+    return LayersRequest(source, target)
 
 
 def read_attend(given: dict[str, Any], limits: Limits) -> AttendRequest:
@@ -207,6 +223,14 @@ def read_attend(given: dict[str, Any], limits: Limits) -> AttendRequest:
         _boolean(given, "causal", False),
         with_map,
     )
+
+
+def _check_texts(texts: Sequence[str], limits: Limits) -> None:
+    longest = max(map(len, texts))
+    if longest > limits.characters:
+        raise Refusal(422, f"a text has at most {limits.characters} characters. Got {longest}.")
+    if any("\ud800" <= letter <= "\udfff" for one in texts for letter in one):
+        raise Refusal(422, "text must be Unicode: it has a lone surrogate.")
 
 
 def _known(given: dict[str, Any], names: Sequence[str]) -> None:

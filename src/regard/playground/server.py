@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from regard.playground.requests import (
     TranslateRequest,
     parse,
     read_attend,
+    read_layers,
     read_translate,
 )
 
@@ -39,6 +41,7 @@ STATIC = {
     "/": ("playground/static/index.html", "text/html; charset=utf-8"),
     "/page.js": ("playground/static/page.js", JAVASCRIPT),
     "/translate.js": ("playground/static/translate.js", JAVASCRIPT),
+    "/layers.js": ("playground/static/layers.js", JAVASCRIPT),
     "/scores.js": ("playground/static/scores.js", JAVASCRIPT),
     "/own.js": ("playground/static/own.js", JAVASCRIPT),
     "/playground.css": ("playground/static/playground.css", CSS),
@@ -89,6 +92,7 @@ class Playground:
         """The ASGI application that a web server runs."""
         routes = [
             Route("/api/translate", self._answered(self.translate), methods=["POST"]),
+            Route("/api/layers", self._answered(self.layers), methods=["POST"]),
             Route("/api/attend", self._answered(self.attend), methods=["POST"]),
             Route("/api/models", self._answered(self.list_models), methods=["GET"]),
             Route("/healthz", self._answered(self.health), methods=["GET"]),
@@ -109,11 +113,14 @@ class Playground:
 
     async def translate(self, request: Request) -> Response:
         asked = read_translate(parse(await request.body()), self.limits)
+        self._require_model()
+        return await _while_connected(request, self._translated(asked))
+
+    def _require_model(self) -> None:
         if self.translator is None:
             raise Refusal(503, self.missing)
         if self.status == "starting":
             raise Refusal(503, "the model is being compiled.", retry=5)
-        return await _while_connected(request, self._translated(asked))
 
     async def _translated(self, asked: TranslateRequest) -> Response:
         tokens = await asyncio.to_thread(self._count_tokens, asked.text)
@@ -125,14 +132,25 @@ class Playground:
 
     async def attend(self, request: Request) -> Response:
         asked = read_attend(parse(await request.body()), self.limits)
+        return await self._computed(request, functools.partial(attend_api.answer, asked))
+
+    async def layers(self, request: Request) -> Response:
+        asked = read_layers(parse(await request.body()), self.limits)
+        self._require_model()
+        from regard.playground.translations import layers
+
+        return await self._computed(
+            request, functools.partial(layers, self.translator, asked, self.limits)
+        )
+
+    async def _computed(self, request: Request, answer: Callable[[], dict[str, Any]]) -> Response:
+        """The answer of a function that runs in the one thread for such requests."""
         if self.attending >= self.limits.attends:
             raise Refusal(429, f"{self.attending} requests like this one are waiting.", retry=1)
         self.attending += 1
         try:
             # One thread: a request that is cancelled while it waits for the thread is never run.
-            work = asyncio.get_running_loop().run_in_executor(
-                self._attending, attend_api.answer, asked
-            )
+            work = asyncio.get_running_loop().run_in_executor(self._attending, answer)
             in_time = asyncio.wait_for(work, self.limits.seconds)
             return JSONResponse(await _while_connected(request, in_time))
         except TimeoutError:

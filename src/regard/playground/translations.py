@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.playground.requests import BEAM, TranslateRequest
+from regard.playground.requests import BEAM, LayersRequest, Limits, Refusal, TranslateRequest
 from regard.seq2seq.decode.hypotheses import SearchOptions
 
 STEPS = 65535  # a weight of 1
@@ -67,6 +67,32 @@ def answers(
                 ]
         result.append(objects)
     return result
+
+
+def layers(translator: Any, request: LayersRequest, limits: Limits) -> dict[str, Any]:
+    """The JSON of /api/layers: the weights of every layer and head, between tokens.
+
+    Raises:
+        Refusal: a side has too many tokens.
+    """
+    tokenizers = translator.tokenizers
+    sides = (tokenizers.source, request.source), (tokenizers.target, request.target)
+    longest = max(len(tokenizer.encode(text).ids) for tokenizer, text in sides)
+    if longest > limits.layer_tokens:
+        raise Refusal(
+            422, f"source and target have at most {limits.layer_tokens} tokens. Got {longest}."
+        )
+    found = translator.layers(request.source, request.target)
+    return {
+        "maps": {
+            name: {
+                "queries": list(one.query_labels),
+                "keys": list(one.key_labels),
+                **packed(one.weights),
+            }
+            for name, one in found.items()
+        }
+    }
 
 
 def _object(one: Any, weights: bool) -> dict[str, Any]:

@@ -53,12 +53,18 @@ _PALLAS = Pallas()
 
 
 def _cudnn_copies_more(request: Request) -> bool:
-    """Whether a call has few queries and cuDNN would get copies of its keys or values: zeroed where
-    there are lengths, padded where S is odd. Such a call takes as long as it moves bytes, and the
-    kernel for few queries reads the caller's arrays, once.
+    """Whether a call has few queries and many keys, and cuDNN would get copies of keys or values,
+    zeroed where there are lengths or padded where S is odd. The kernel for few queries reads the
+    caller's arrays once, and such a call takes as long as it moves bytes.
     """
-    copied = request.mask.lens != "none" or request.axes.S % 2 > 0
-    return copied and is_few_on_gpu(request) and _PALLAS.refuses(request) is None
+    axes = request.axes
+    copied = request.mask.lens != "none" or axes.S % 2 > 0
+    return (
+        copied
+        and axes.S >= 8 * axes.T
+        and is_few_on_gpu(request)
+        and _PALLAS.refuses(request) is None
+    )
 
 
 def _large_cache(request: Request) -> bool:

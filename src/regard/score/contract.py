@@ -329,13 +329,12 @@ def require_pytree(score: Score) -> None:
     """Raises TypeError unless the score is a pytree; one without attributes becomes one."""
     if not any(leaf is score for leaf in jax.tree.leaves(score)):
         return
-    cls = type(score)
+    cls, name = type(score), type(score).__name__
     if not getattr(score, "__dict__", None):
         jax.tree_util.register_pytree_node(
             cls, lambda _: ((), None), lambda _aux, _leaves: cls.__new__(cls)
         )
         return
-    name = cls.__name__
     raise TypeError(
         f"a score with parameters must be a pytree, so that JAX can trace and differentiate them. "
         f"Got {name} with {', '.join(vars(score))}. Fix: @jax.tree_util.register_dataclass above "
@@ -449,12 +448,3 @@ def over_heads(parameter: float | Array, like: Array) -> Array:
     """A number, or (N,), one per head, in float32 or wider, to multiply [..., N, T, D] by."""
     array = jnp.asarray(parameter, accumulation_dtype(like.dtype))
     return array.reshape((1,) * (like.ndim - array.ndim - 2) + array.shape + (1, 1))
-
-
-def require_one_width(name: str, query_width: int, key_width: int) -> None:
-    if query_width != key_width:
-        raise ValueError(
-            f"{name} needs queries and keys of one width. Got query width {query_width}, "
-            f"key width {key_width}. Fix: score=regard.Bilinear(kernel [{query_width}, "
-            f"{key_width}]) or regard.Additive, or project one side."
-        )

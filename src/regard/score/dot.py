@@ -15,9 +15,9 @@ from regard.score.contract import (
     inner_products,
     over_heads,
     repeat_heads,
-    require_one_width,
     with_heads,
 )
+from regard.shapes import require_one_width
 
 
 @jax.tree_util.register_dataclass

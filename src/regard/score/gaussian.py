@@ -17,9 +17,9 @@ from regard.score.contract import (
     as_multiplied,
     over_heads,
     repeat_heads,
-    require_one_width,
     with_heads,
 )
+from regard.shapes import require_one_width
 
 SAMPLE = 256  # the mean of at least so many keys stands for the mean of all
 

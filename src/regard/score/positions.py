@@ -21,10 +21,10 @@ from regard.score.contract import (
     Score,
     accumulation_dtype,
     over_heads,
-    require_one_width,
     with_heads,
 )
 from regard.score.dot import Dot
+from regard.shapes import require_one_width
 
 
 @dataclass(frozen=True)

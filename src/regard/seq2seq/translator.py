@@ -8,10 +8,9 @@ the search is in search.py.
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -20,6 +19,7 @@ from regard.seq2seq.decode import programs
 from regard.seq2seq.decode.few_shapes import WIDTHS, groups
 from regard.seq2seq.decode.hypotheses import SearchOptions
 from regard.seq2seq.decode.joining import Part, Written, joined, padded
+from regard.seq2seq.decode.layers import LayerWeights, layer_weights
 from regard.seq2seq.decode.next_words import NextWords, next_words
 from regard.seq2seq.decode.readings import read_sources
 from regard.seq2seq.decode.restoring import restored
@@ -288,6 +288,32 @@ class Translator:
                     progress(done, len(explaining) * len(wanted))
         return found
 
+    def layers(self, source: str, target: str) -> dict[str, LayerWeights]:
+        """The attention of every layer and head for a given translation (forced decoding).
+
+        Example:
+            >>> from regard.seq2seq.translator import Translator
+            >>> from regard.show import AttentionMap
+            >>> seen = Translator.load().layers("She sleeps.", "Elle dort.")
+            >>> {name: found.weights.shape for name, found in seen.items()}
+            {'cross': (1, 1, 5, 6)}
+            >>> seen["cross"].query_labels
+            ('⇧', 'elle', 'dort', '.', '(end)')
+            >>> AttentionMap(*seen["cross"]).weights.shape  # to step through, plot, or save
+            (1, 1, 5, 6)
+
+        Args:
+            source: a text.
+            target: its translation.
+
+        Returns:
+            By name, the weights between tokens as the model reads them: of a Transformer
+            "encoder", the source to itself, "decoder", the target to itself, and "cross", the
+            target to the source; of a recurrent model "cross", of one layer and head; of one
+            without attention nothing.
+        """
+        return layer_weights(self.model, self.tokenizers, source, target)
+
     def next_words(
         self, text: str, translations: Sequence[Translation], count: int = 5
     ) -> list[NextWords]:
@@ -308,7 +334,7 @@ class Translator:
 
     def _looks(self, batch: Batch, explain: bool, hurry: bool) -> Array:
         source, lens, before, written = (
-            jnp.asarray(array)
+            _on_device(array)
             for array in (batch.source, batch.source_lens, batch.target_in, batch.target_out)
         )
         if explain:
@@ -344,8 +370,8 @@ class Translator:
         for group in groups(lengths, tokens=tokens, known=known, whole=whole_batches):
             examples = [(ids[i], ()) for i in group.members]
             batch = Batch.of(examples, rows=group.rows, width=group.width)
-            given = jnp.asarray(batch.source), jnp.asarray(batch.source_lens)
-            hypotheses = programs.search(self.model, *given, search, n_best, hurry=hurry)
+            source, lens = (_on_device(array) for array in (batch.source, batch.source_lens))
+            hypotheses = programs.search(self.model, source, lens, search, n_best, hurry=hurry)
             best = jax.tree.map(np.asarray, hypotheses)
             self._compiled.add((kind, group.rows, group.width))
             for row, i in enumerate(group.members):
@@ -363,6 +389,11 @@ class Translator:
             if progress is not None:
                 progress(done, len(ids))
         return found
+
+
+def _on_device(array: Any) -> Array:
+    """Not jnp.asarray, which compiles a program for each new shape."""
+    return jax.device_put(array)
 
 
 def _aligned(source: Encoded, target: Encoded, looks: np.ndarray, look: Look) -> Alignment:

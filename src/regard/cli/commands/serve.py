@@ -85,7 +85,9 @@ def _playground(folder: Path | None, hosts: Collection[str] | None) -> "Playgrou
         missing = str(error)
     else:
         name = "English → French" if folder is None else folder.resolve().name
-        models = [{"name": name, "parameters": _parameters(translator)}]
+        architecture = translator.model.config.architecture
+        parameters = _parameters(translator)
+        models = [{"name": name, "parameters": parameters, "architecture": architecture}]
         warm = [*warm_up(), *steps(translator, _progress, hurry=True)]
         later = steps(translator, _optimized, hurry=False)
         return Playground(translator, models=models, warm=warm, later=later, hosts=hosts)

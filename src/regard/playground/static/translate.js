@@ -67,6 +67,7 @@ function chooseHypothesis(index) {
   }));
   translateView.show({ ...ofRows(one.withEnd, one.target_words, one.keys), top: 1 });
   byId("step").max = one.target_words.length + 1;
+  window.dispatchEvent(new Event("translationchosen")); // layers.js listens
   goTo(null);
 }
 
@@ -219,6 +220,7 @@ async function sayModel() {
     const found = await (await fetch("/api/models")).json();
     const name = found.models.length ? `Model: ${found.models[0].name}`
       : "There is no model here: the example below is from the one that comes with regard.";
+    byId("layers").hidden = found.models[0]?.architecture !== "transformer";
     const starting = found.models.length > 0 && found.status === "starting";
     byId("model").textContent = starting ? `${name}, being compiled …` : name;
     if (starting) setTimeout(sayModel, 2000);

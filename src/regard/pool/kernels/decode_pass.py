@@ -317,6 +317,8 @@ class DecodePass(KernelDerivatives):
             (operands.key.dtype, operands.value.dtype),
         )
         blocks = self.forced or pick(width, V, dtypes, tanh=tanh, backward=backward)
+        if self.forced is None:
+            blocks = replace(blocks, keys=min(blocks.keys, round_up(axes.S, 16, power=True)))
         score: RowScore
         if tanh:
             score = Tanh(columns, width, self._rows, self.interpret)
@@ -434,8 +436,8 @@ def pick(
     """Keys of a block, as many as make loads of 32 KiB (backward 16), at least 16; its queries are
     the rows.
 
-    Not timed. Compiled for sm_90 by Triton 3.6, for widths from 64 to 512 and both directions: no
-    spilled registers.
+    Not timed. No registers are spilled for widths from 64 to 512 in either direction, as compiled
+    by tools/compile_kernels.py.
 
     Example:
         >>> half = (jnp.dtype("bfloat16"),) * 2

@@ -243,8 +243,8 @@ class FeaturePass(KernelDerivatives):
         of_keys, of_queries = (
             pick_blocks(kernel, side, side, self.dtype) for kernel in ("d keys", "d queries")
         )
-        if self.regime is not None and of_keys.warps < 8:  # its pieces take registers
-            of_keys = replace(of_keys, queries=64)
+        if self.regime is not None:  # its pieces take registers
+            of_keys = replace(of_keys, queries=of_keys.queries // 2, stages=2)
         return of_keys, of_queries
 
     def _backward_narrow(

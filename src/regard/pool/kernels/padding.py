@@ -143,7 +143,8 @@ def with_delta(static: KernelPlan, arrays: dict[str, Array], mask: KernelMask) -
         return arrays
     from regard.pool.kernels.regimes import regime_delta  # needed by few calls
 
-    whole = replace(static, tokens_first=False)
+    blocks = replace(static.blocks, stages=min(static.blocks.stages, 2))
+    whole = replace(static, blocks=blocks, tokens_first=False)
     bounds = mask.bounds(whole.tile, whole.T, whole.S)
     return arrays | dict(delta=regime_delta(whole, arrays | {"bounds": bounds}, static.regime))
 
@@ -154,7 +155,11 @@ def pad_dropout(seed: Array | Draw | None, axes: Axes, T: int, S: int) -> dict[s
         return {}
     words = seed.words if isinstance(seed, Draw) else seed
     rows, keys = (jnp.arange(size, dtype=jnp.int32)[None, None] for size in (axes.T, axes.S))
-    rows = first_rows(seed, axes.B, axes.N, axes.T) + rows
+    whole = axes.T
+    if isinstance(seed, Draw):
+        rows = rows if seed.queries is None else seed.queries[None, None]
+        keys, whole = keys + seed.first_key, seed.T
+    rows = first_rows(seed, axes.B, axes.N, whole) + rows
     row0, row1 = (pad(word, {2: T}) for word in row_words(words, rows))
     key0, key1 = (pad(word, {2: S}) for word in key_words(words, keys))
     return dict(row0=row0, row1=row1, key0=key0, key1=key1)

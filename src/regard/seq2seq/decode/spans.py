@@ -130,11 +130,6 @@ def foreign_script(text: str, tokenizer: Tokenizer) -> str:
     return "" if script in _scripts(tokenizer) else script.capitalize().replace("Cjk", "Chinese")
 
 
-def has_letters(word: str) -> bool:
-    """Whether there is a letter of any script in a word."""
-    return any(character.isalpha() for character in word)
-
-
 def _kind(word: str, pieces: int, unknown: bool, tokenizer: Tokenizer) -> Kind | None:
     if sum(map(str.isdecimal, word)) >= 4 and pieces > 2:
         return "number"

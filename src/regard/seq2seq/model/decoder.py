@@ -30,6 +30,7 @@ from regard.seq2seq.model.attention import Attention, Encoded, look
 from regard.seq2seq.model.config import Config
 from regard.seq2seq.model.dropout import drop, streams
 from regard.seq2seq.model.linear import Linear, orthogonal_gates
+from regard.seq2seq.model.looks import Looks
 from regard.seq2seq.model.recurrence import Cell, Times, cell_named, multiply, unroll
 
 # The state of each layer, [B, T, decoder]: T is 1 in training, and the beam in search.
@@ -137,6 +138,7 @@ class Decoder(nnx.Module):
         embedded: Array,
         rng: Array | None = None,
         return_weights: bool = False,
+        looks: Looks | None = None,
     ) -> tuple[Array, Array | None]:
         """Reads a whole target (teacher forcing).
 
@@ -145,20 +147,25 @@ class Decoder(nnx.Module):
             embedded: [B, T, embedding], the target one step behind.
             rng: for dropout between layers and before the vocabulary; None: none.
             return_weights: whether the weights are wanted.
+            looks: is given the weights, as those of one layer and head.
 
         Returns:
             The readouts [B, T, embedding], and the weights [B, T, S] or None.
         """
         layers_rng, output_rng = streams(rng, 2)
         embedded = embedded.swapaxes(0, 1)[:, :, None]  # [T, B, 1, embedding]
-        step = functools.partial(_step, cell_named(self.config.cell), return_weights)
+        asked = return_weights or looks is not None
+        step = functools.partial(_step, cell_named(self.config.cell), asked)
         shared = self._shared(encoded, layers_rng)
         x = self._inputs(encoded, embedded)
         _, found = unroll(step, self._kernels(), shared, self.start(encoded), x)
         hidden, context, weights = found
         readout = self._readout(encoded, hidden, embedded, context)[:, :, 0]
         readout = drop(readout, self.config.output_dropout, output_rng).swapaxes(0, 1)
-        return readout, None if weights is None else weights[:, :, 0].swapaxes(0, 1)
+        weights = None if weights is None else weights[:, :, 0].swapaxes(0, 1)
+        if looks is not None and weights is not None and self.attention is not None:
+            looks.cross.append(weights[:, None])
+        return readout, weights if return_weights else None
 
     def step(self, encoded: Encoded, state: State, embedded: Array) -> tuple[State, Array, Array]:
         """One token further, for T hypotheses per sentence.

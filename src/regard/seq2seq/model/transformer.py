@@ -23,6 +23,7 @@ import regard.nnx
 from regard.seq2seq.model.config import TransformerConfig
 from regard.seq2seq.model.dropout import drop, streams
 from regard.seq2seq.model.linear import Linear
+from regard.seq2seq.model.looks import Looks
 
 
 class Written(NamedTuple):
@@ -84,19 +85,19 @@ class TransformerEncoder(nnx.Module):
         embedded: Array,
         lens: Array,
         rng: Array | None = None,
-        looks: list[Array] | None = None,
+        looks: Looks | None = None,
     ) -> Array:
         """[B, S, embedding] with lengths [B] -> states [B, S, embedding].
 
         Args:
             rng: for dropout; None: none.
-            looks: is given each layer's weights, [B, N, S, S].
+            looks: is given each layer's weights.
         """
         at = jnp.arange(embedded.shape[1], dtype=jnp.int32)[None]
         x = self.places(embedded, at, embedded.shape[1])
         rngs = streams(rng, len(self.layers))
         for layer, layer_rng in zip(self.layers, rngs, strict=True):
-            x = layer(x, lens, layer_rng, looks)
+            x = layer(x, lens, layer_rng, None if looks is None else looks.encoder)
         return self.norm(x)
 
 
@@ -167,7 +168,7 @@ class TransformerDecoder(nnx.Module):
         embedded: Array,
         rng: Array | None = None,
         return_weights: bool = False,
-        looks: "Looks | None" = None,
+        looks: Looks | None = None,
     ) -> tuple[Array, Array | None]:
         """Reads a whole target in one pass (teacher forcing).
 
@@ -182,7 +183,7 @@ class TransformerDecoder(nnx.Module):
             The readouts [B, T, embedding], and the weights [B, T, S] or None.
         """
         T = embedded.shape[1]
-        looks = Looks([], []) if return_weights and looks is None else looks
+        looks = Looks() if return_weights and looks is None else looks
         *rngs, last = streams(rng, len(self.layers) + 1)
         x = self.places(embedded, jnp.arange(T, dtype=jnp.int32)[None], T)
         for layer, memory, layer_rng in zip(self.layers, source.memories, rngs, strict=True):
@@ -190,7 +191,7 @@ class TransformerDecoder(nnx.Module):
         readout = drop(self.norm(x), self.config.output_dropout, last, rows=0)
         if not return_weights or looks is None:
             return readout, None
-        return readout, looks.source[self.looking_layer].mean(1)
+        return readout, looks.cross[self.looking_layer].mean(1)
 
     def start(self, source: Source, room: int) -> State:
         """Memories of nothing yet, for one hypothesis per sentence.
@@ -237,15 +238,15 @@ class _DecoderLayer(nnx.Module):
         self.feed_forward = FeedForward(config, rngs=rngs)
 
     def __call__(
-        self, x: Array, memory: regard.Memory, rng: Array | None, looks: "Looks | None"
+        self, x: Array, memory: regard.Memory, rng: Array | None, looks: Looks | None
     ) -> Array:
         """[B, T, embedding], all tokens at once."""
         rate = self.config.layer_dropout
         first, second, third = streams(rng, 3)
-        own, source = (None, None) if looks is None else (looks.target, looks.source)
+        own, cross = (None, None) if looks is None else (looks.decoder, looks.cross)
         read = _look(own, self.itself, self.itself_norm(x), mask=regard.Mask.causal())
         x = x + drop(read, rate, first, rows=0)
-        read = _look(source, self.source, self.source_norm(x), memory=memory)
+        read = _look(cross, self.source, self.source_norm(x), memory=memory)
         x = x + drop(read, rate, second, rows=0)
         return self.feed_forward(x, third)
 
@@ -267,19 +268,6 @@ class _DecoderLayer(nnx.Module):
         x = x + read.astype(x.dtype).reshape(B, K, D)
         x = x + _look(looks, self.source, self.source_norm(x), memory=memory)
         return self.feed_forward(x), written
-
-
-@dataclass(frozen=True)
-class Looks:
-    """The weights of every layer of a decoder, in their order.
-
-    Attributes:
-        target: to the target itself, [B, N, T, T].
-        source: to the source, [B, N, T, S].
-    """
-
-    target: list[Array]
-    source: list[Array]
 
 
 # ---------------------------------------------------------------------------------------------

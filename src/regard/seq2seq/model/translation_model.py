@@ -9,6 +9,7 @@ from jax.nn import initializers
 
 from regard.seq2seq.model.architectures import architecture_named
 from regard.seq2seq.model.dropout import drop, streams
+from regard.seq2seq.model.looks import Looks
 from regard.seq2seq.train.cross_entropy import cross_entropy
 
 
@@ -55,13 +56,19 @@ class Model(nnx.Module):
         self.encoder = kind.encoder(config, rngs=rngs)
         self.decoder = kind.decoder(config, rngs=rngs)
 
-    def encode(self, source: Array, source_lens: Array, rng: Array | None = None) -> Any:
+    def encode(
+        self,
+        source: Array,
+        source_lens: Array,
+        rng: Array | None = None,
+        looks: Looks | None = None,
+    ) -> Any:
         """Reads the source, [B, S] with lengths [B]; what comes back is all that decoding needs."""
         embedding_rng, encoder_rng = streams(rng, 2)
         table = self.target_embedding if self.config.tie == "all" else self.source_embedding
         embedded = _embed(table, source)  # [B, S, embedding]
         embedded = drop(embedded, self.config.embedding_dropout, embedding_rng, rows=0)
-        states = self.encoder(embedded, source_lens, encoder_rng)
+        states = self.encoder(embedded, source_lens, encoder_rng, looks)
         return self.decoder.remember(states, source_lens)
 
     def decode(
@@ -70,6 +77,7 @@ class Model(nnx.Module):
         target_in: Array,
         rng: Array | None = None,
         return_weights: bool = False,
+        looks: Looks | None = None,
     ) -> tuple[Array, Array | None]:
         """Reads the target (teacher forcing).
 
@@ -78,6 +86,7 @@ class Model(nnx.Module):
             target_in: [B, T], the target one step behind: it starts with bos.
             rng: for dropout.
             return_weights: whether the attention's weights are wanted; training does without.
+            looks: is given those of every layer and head, as it is by `encode`.
 
         Returns:
             The readouts [B, T, embedding], for `logits`; the weights [B, T, S] or None.
@@ -86,7 +95,7 @@ class Model(nnx.Module):
         embedded = _embed(self.target_embedding, target_in)
         embedded = drop(embedded, self.config.target_dropout, embedding_rng, rows=0)
         found: tuple[Array, Array | None] = self.decoder(
-            encoded, embedded, decoder_rng, return_weights
+            encoded, embedded, decoder_rng, return_weights, looks
         )
         return found
 
