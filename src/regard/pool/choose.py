@@ -108,7 +108,8 @@ REGISTRY = [
         "two CPU cores, float32, forward and backward: dot product of B=8, T=S=128, N=8, D=64, "
         "5.4 ms, blockwise 6.5; additive score of B=64, T=S=10, h=256, 2.5 ms, blockwise 4.0; of "
         "T=S=30, 207 ms, blockwise 24; Gaussian score of B=4, T=75, S=100, D=32, 0.76 ms, "
-        "blockwise 0.20; one query, B=3, S=722, N=4, K=1, D=64, 0.95 ms, blockwise 0.20; not measured on a GPU",
+        "blockwise 0.20; one query, B=3, S=722, N=4, K=1, D=64, 0.95 ms, blockwise 0.20; not "
+        "measured on a GPU",
     ),
     Rule(
         CuDNN(),
