@@ -11,8 +11,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import regard
+from absent_gpu import on_hopper
 from regard.pool import ring_shares
+from regard.pool.kernels.feature_tiles import FeatureTiles
 from regard.pool.layout import tiling
+from regard.pool.pallas import interpreted
 
 TOLERANCE = 1e-5  # relative to the largest entry, float32
 ring_shares.LEAST["cpu"] = 2  # so that shares are cut, at lengths that take no time
@@ -74,6 +77,11 @@ CASES = {
         ),
     ),
     "positions": (37, 50, dict(score=positions(), mask=packed(37, 50) & regard.Mask.causal())),
+    "packed, biases by distance, sink": (
+        50,
+        50,
+        dict(score=positions(), mask=packed(50) & regard.Mask.causal(), sink=draw(N)),
+    ),
     "kernel": (33, 40, dict(normalize=regard.Kernel(jax.nn.softplus))),
     "cone, causal": (40, 40, dict(normalize=regard.Cone(jax.nn.softplus), **CAUSAL)),
     "uniform": (33, 40, dict(normalize=regard.Uniform(), valid_lens=jnp.array([12, 40]))),
@@ -113,6 +121,44 @@ def inside(mesh):
     return attend
 
 
+# The same with the GPU's kernels for each step, interpreted.
+BY_KERNELS = "by kernels, "
+KERNELS = [BY_KERNELS + "segments, window, sink, soft cap and dropout", BY_KERNELS + "causal"]
+
+
+def by_kernels(name, mesh, batch):
+    seen, forward = [], FeatureTiles.forward
+
+    def counted(self, *inputs):
+        seen.append(self)
+        return forward(self, *inputs)
+
+    FeatureTiles.forward = counted
+    try:
+        with interpreted():
+            compare(name, mesh, batch)
+    finally:
+        FeatureTiles.forward = forward
+    assert seen
+
+
+def lowered(mesh):
+    """Each step of the ring is a kernel in the program for a GPU that is not here."""
+    rows = NamedSharding(mesh, P(None, "seq"))
+    x = jax.ShapeDtypeStruct((1, 8 * 2048, 2, 64), jnp.bfloat16, sharding=rows)
+
+    def loss(*arrays):
+        score = regard.Rotary() + regard.Alibi()
+        how = dict(mesh=mesh, sequence_axis="seq", **CAUSAL)
+        return regard.attend(*arrays, score=score, **how).astype(jnp.float32).sum()
+
+    with on_hopper():
+        traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(x, x, x)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("xla.gpu.triton") == 3, "forward, d keys and d queries"
+    print("lowered ok", flush=True)
+
+
 def compare(name, mesh, batch):
     T, S, settings = (CASES | INSIDE)[name]
     arrays = draw(B, T, N, 6), draw(B, S, K, 6), draw(B, S, K, 3)
@@ -136,13 +182,16 @@ def compare(name, mesh, batch):
     over = dict(mesh=mesh, sequence_axis="seq") if name in CASES else dict(attend=inside(mesh))
     got = jax.jit(lambda *a: run(*a, **over))(score, jax.device_put(arrays, batch))
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        scale = max(float(jnp.abs(b).max()), 1e-6)
+        # The gradient of one number is a sum that may cancel.
+        scale = max(float(jnp.abs(b).max()), 1e-6 if b.ndim else 1.0)
         np.testing.assert_allclose(a / scale, b / scale, atol=TOLERANCE, err_msg=name)
     print(name, "ok", flush=True)
 
 
 def no_gather(mesh, batch=None):
-    """The compiled program moves shares to neighbors, and never puts a sequence together."""
+    """The compiled program moves shares to neighbors, before it computes, and never puts a sequence
+    together."""
+    checked = []
     sharded = NamedSharding(mesh, P(batch, "seq"))
     x = jax.ShapeDtypeStruct((4, 256, 16), jnp.float32, sharding=sharded)
 
@@ -153,6 +202,12 @@ def no_gather(mesh, batch=None):
     text = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(x, x, x).compile().as_text()
     assert re.search(r"\bcollective-permute", text)
     assert not re.search(r"\ball-gather|\ball-to-all", text), "a sequence is put together"
+    for body in text.split("\n\n"):  # keys are sent before this step's tiles are computed
+        sent, computed = body.find(" collective-permute("), body.find(" while(")
+        if "ENTRY" not in body and sent >= 0 and computed >= 0:
+            assert sent < computed
+            checked.append(body)
+    assert len(checked) >= 2, "forward and backward"
 
 
 def memory(mesh):
@@ -195,6 +250,10 @@ if __name__ == "__main__":
             print("no gather ok", flush=True)
         elif name == "memory":
             memory(eight)
+        elif name == "lowered":
+            lowered(eight)
+        elif name in KERNELS:
+            by_kernels(name.removeprefix(BY_KERNELS), eight, NamedSharding(eight, P()))
         elif name == "batch and sequence":
             compare("causal", mixed, shared)
         else:

@@ -385,8 +385,9 @@ def test_a_window_keeps_the_last_tokens_of_a_long_chunk():
     score, query, key, value = drawn("dot")
     memory = empty("window", score, key, value, 2).append(key, value)
     expected = full_pass("window", score, query, key, value)
-    got = regard.attend(query[:, -2:], memory, mask=CAUSAL)
-    np.testing.assert_allclose(got, expected[:, -2:], atol=2e-6)
+    for mask in (CAUSAL, None):  # a window ends at the query's own position, whatever the mask
+        got = regard.attend(query[:, -2:], memory, mask=mask)
+        np.testing.assert_allclose(got, expected[:, -2:], atol=2e-6)
     with pytest.raises(ValueError, match="3 queries at once with a window of 3 need 5 slots"):
         regard.attend(query[:, -3:], memory, mask=CAUSAL)
     early = regard.attend(query[:, :1], memory, query_positions=jnp.asarray([2]))

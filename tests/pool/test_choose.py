@@ -18,7 +18,7 @@ from regard.score.additive import lift_anywhere
 from regard.shapes import Axes
 
 AXES = Axes(rank=4, B=2, T=512, S=512, N=4, K=2, query_width=64, key_width=64, V=64)
-TINY = dict(T=8, S=8)
+TINY, SHORT = dict(T=8, S=8), dict(T=80, S=80)
 CPU, TPU = Device("cpu"), Device("tpu")
 ADDITIVE = regard.Additive(
     jnp.ones((64, 8), jnp.float32),
@@ -42,6 +42,13 @@ def hopper():
 PICKED = {
     "a CPU": (dict(device=CPU), "blockwise"),
     "a CPU, tiny": (dict(device=CPU, axes=TINY), "reference"),
+    "a CPU, short": (dict(device=CPU, axes=SHORT), "reference"),
+    "a CPU, short, a key bias": (
+        dict(device=CPU, axes=SHORT, score=regard.Gaussian()),
+        "blockwise",
+    ),
+    "a CPU, short, no lift": (dict(device=CPU, axes=SHORT, score=ADDITIVE), "reference"),
+    "a CPU, few queries of few keys": (dict(device=CPU, axes=dict(T=1, S=99)), "blockwise"),
     "a TPU": (dict(device=TPU), "blockwise"),
     "tiny": (dict(axes=TINY), "reference"),
     "dot": ({}, "cudnn"),

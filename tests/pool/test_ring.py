@@ -12,12 +12,16 @@ from eight_devices import lines_of
 pytestmark = pytest.mark.sampled(1)
 
 NAMES = [*ring_cases.CASES, *ring_cases.INSIDE, "batch and sequence", "no gather", "memory"]
+NAMES += [*ring_cases.KERNELS, "lowered"]
+SAID = {"batch and sequence": "causal"} | {
+    name: name.removeprefix(ring_cases.BY_KERNELS) for name in ring_cases.KERNELS
+}
 
 
 # Several cases share a process, which takes seconds to start; two let two workers share the work.
 @pytest.mark.parametrize("names", [NAMES[0::2], NAMES[1::2]], ids=["even", "odd"])
 def test_the_ring_equals_the_definition(names):
-    said = [f"{'causal' if name == 'batch and sequence' else name} ok" for name in names]
+    said = [f"{SAID.get(name, name)} ok" for name in names]
     # Most of the time is compiling.
     assert lines_of("ring_cases.py", names, "--xla_backend_optimization_level=0") == said
 

@@ -368,6 +368,7 @@ class TestErrors:
             (dict(query_positions=jnp.zeros(13)), TypeError, "query_positions must be integers"),
             (dict(key_positions=np.arange(13) + 2**31), ValueError, "key_positions must fit int32"),
             (dict(query_positions=np.full(13, 2**32 - 1, np.uint32)), ValueError, "to 4294967295"),
+            (dict(score=regard.RelativeBias([0.0] * 3)), TypeError, "table is an array. Got"),
             (dict(score=regard.Rotary(1e4)), TypeError, r"Got 10000.0. Fix: Rotary\(Dot"),
             (dict(score=regard.Rotary(fraction=0.3)), ValueError, "fraction 0.3 of width 8"),
             (dict(score=regard.Alibi(jnp.ones(3))), ValueError, r"slopes \[3\]"),

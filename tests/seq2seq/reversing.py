@@ -1,6 +1,6 @@
 """A task for tiny models: write the source backwards. As a program: a short run, to be killed.
 
-python reversing.py FOLDER [resume]      trains in FOLDER, telling each step on stdout
+python reversing.py FOLDER [transformer] [resume]      trains in FOLDER, telling each step on stdout
 """
 
 import dataclasses
@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from regard.seq2seq.model.config import Config
+from regard.seq2seq.model.config import Config, TransformerConfig
 from regard.seq2seq.train.batches import Batches
 from regard.seq2seq.train.progress import Progress
 from regard.seq2seq.train.recipe import Recipe
@@ -24,6 +24,9 @@ CONFIG = Config(
     embedding_dropout=0.1,
     annotation_dropout=0.1,
     output_dropout=0.1,
+)
+TRANSFORMER = TransformerConfig(
+    VOCAB, VOCAB, embedding=16, heads=2, feed_forward=32, encoder_layers=1, decoder_layers=1
 )
 RECIPE = Recipe(
     epochs=4,
@@ -73,12 +76,12 @@ if __name__ == "__main__":
 
     folder, *rest = sys.argv[1:]
     train(
-        CONFIG,
+        TRANSFORMER if "transformer" in rest else CONFIG,
         RECIPE,
         training_data(),
         folder,
         validation=dataclasses.replace(validation(), bleu=None),
-        resume=bool(rest),
+        resume="resume" in rest,
         progress=Telling(),
     )
     print("done", flush=True)

@@ -132,7 +132,7 @@ def _in_slots(memory: Memory, mask: Mask, at: Array, at_end: bool) -> Mask:
     """The mask of positions as a mask of slots, and only slots that hold a key."""
     if memory.made.window is not None:
         held = _held(memory)
-        window = Mask.window(memory.made.window - 1, None)
+        window = Mask.window(memory.made.window - 1, 0)
         found = _by_position(mask & window, at, held, memory.made.rank)
         array = _pairs((held >= 0)[:, None], memory.made.rank)
         return found & Mask.boolean(array)

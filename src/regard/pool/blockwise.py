@@ -8,7 +8,7 @@ which every pair is masked by ranges or segments are never visited.
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +96,8 @@ def sweeper(
 
 class TiledPass(Layout):
     """A pass tile by tile in plain XLA."""
+
+    checks_varying: ClassVar[bool] = True
 
     def share(self, axes: Axes) -> "TiledPass":
         return replace(self, axes=axes)

@@ -72,6 +72,15 @@ def kernel_for(device: Device) -> str:
     return "hopper" if mosaic and not device.varies else "gpu"
 
 
+def kernel_for_parts(request: Request) -> str | None:
+    """Which kernels may pool a part of the keys of this call inside a shard_map; None for none."""
+    device = request.device._replace(varies=True)
+    dtypes = {jnp.dtype(dtype).name for dtype in (request.dtype, request.value_dtype or "float32")}
+    on_gpu = device.capability is not None and device.capability >= AMPERE
+    known = type(request.normalize) is Softmax and dtypes <= set(_DTYPES)
+    return kernel_for(device) if known and (on_gpu or _interpreted.get()) else None
+
+
 class Pallas(Backend):
     """Kernels for NVIDIA GPUs since Ampere; memory linear in T and S."""
 

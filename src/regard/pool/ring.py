@@ -1,10 +1,10 @@
 """Ring attention: a sequence sharded over the devices of a mesh axis (Liu et al. 2023).
 
 Each device keeps its own queries. Keys and values travel round the ring, one device further at
-every step, while the device pools over those that it holds (blockwise.py does that), and partial
-results are merged. In the backward pass the same keys travel again, their gradients with them, so
-that both are home after one circuit. No device ever holds more than its share and one that passes
-through: memory is linear in the share.
+every step, while the device pools over those that it holds, and partial results are merged: the
+kernels of a GPU pool scores with a lift, blockwise.py the others. In the backward pass the same
+keys travel again, their gradients with them, so that both are home after one circuit. No device
+ever holds more than its share and one that passes through: memory is linear in the share.
 
 In causal order the last device would have the most work and the first next to none. There each
 device takes two chunks of the sequence, one from the front and its mirror image from the back
@@ -25,7 +25,9 @@ from regard.mask import Allowed
 from regard.placement import Device, sequence_over, vary_as
 from regard.pool.backend import Backend, Problem, Request
 from regard.pool.blockwise import TiledPass
+from regard.pool.kernels.block_shapes import Blocks, current_blocks
 from regard.pool.layout import forced_tiling
+from regard.pool.pallas import kernel_for_parts
 from regard.pool.ring_shares import ROWS, Shares
 from regard.pool.score_plan import ScorePlan
 from regard.pool.sequence_axis import SequenceAxis
@@ -35,11 +37,18 @@ from regard.shapes import Axes
 
 
 class Settings(NamedTuple):
-    """The devices that share the sequence, forced tile sizes, and the device of the call."""
+    """The devices that share the sequence, forced tile sizes, and the device of the call.
+
+    Attributes:
+        kernel: that pools lifted scores, see `kernel_for_parts`; None: tiles do.
+        blocks: the kernel's forced block shapes.
+    """
 
     over: SequenceAxis
     sizes: Tiling | None
     device: Device
+    kernel: str | None
+    blocks: Blocks | None
 
 
 class Ring(Backend):
@@ -64,17 +73,20 @@ class Ring(Backend):
         return None
 
     def describe(self, request: Request) -> str:
-        return "keys and values travel round the mesh axis; memory linear in each device's share"
+        found = "keys and values travel round the mesh axis; memory linear in each device's share"
+        return found if _kernel_of(request) is None else f"{found}; lifted scores by kernels"
 
     def settings(self, request: Request) -> Settings:
-        return Settings(cast(SequenceAxis, request.sequence), forced_tiling(), request.device)
+        over = cast(SequenceAxis, request.sequence)
+        kernel = _kernel_of(request)
+        return Settings(over, forced_tiling(), request.device, kernel, current_blocks())
 
     def pool(self, problem: Problem, settings: Settings) -> tuple[Array, Array]:
         """What a lift needs to know of all keys (their mean, their range) is found before the ring:
         where arrays are whole, XLA reduces over the devices; inside the caller's shard_map, the
         lift does.
         """
-        problem, (over, sizes, device) = problem.zeroed(), settings
+        problem, (over, sizes, device, kernel, blocks) = problem.zeroed(), settings
         axes, band = problem.axes, problem.allowed.facts and problem.allowed.facts.band
         chunks = 2 if band is not None and band.right is not None and over.size > 1 else 1
         if over.inside and (axes.T % 2 or axes.S % 2):
@@ -92,7 +104,13 @@ class Ring(Backend):
             tiled = TiledPass.of(problem, path, sizes, device.platform)
             local = shares.local_axes(axes)
             tiled = replace(tiled, axes=local, whole_batch=over.has_other_axes)
-            passes.append((RingPass(axes, shares, tiled), make_operands(problem, path)))
+            part: Any = tiled
+            if kernel is not None and path.lift is not None and path.key_heads == axes.K:
+                # Imported when first used: loading Pallas takes a tenth of `import regard`.
+                from regard.pool.kernels.feature_tiles import FeatureTiles
+
+                part = FeatureTiles.of(problem, local, kernel, blocks)
+            passes.append((RingPass(axes, shares, tiled, part), make_operands(problem, path)))
         problem = replace(problem, allowed=shares.ranges(problem.allowed, axes))
         # What is the same on all devices has a gradient that is the sum of theirs.
         like = lax.axis_index(over.axis) if over.inside else ()
@@ -100,13 +118,24 @@ class Ring(Backend):
         return plan.pool(problem, passes, device, branch=branch, sharded=False, like=like)
 
 
+def _kernel_of(request: Request) -> str | None:
+    """The compiler cannot divide a kernel over the other axes of a mesh, and would gather them."""
+    over = cast(SequenceAxis, request.sequence)
+    return None if over.has_other_axes else kernel_for_parts(request)
+
+
 @dataclass(frozen=True)
 class RingPass:
-    """A `Pass` whose arrays are whole outside and shares inside."""
+    """A `Pass` whose arrays are whole outside and shares inside.
+
+    Attributes:
+        part: pools one block of a device's queries over one piece of keys: `tiled`, or kernels.
+    """
 
     axes: Axes
     shares: Shares
     tiled: TiledPass
+    part: Any
 
     def forward(
         self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
@@ -170,7 +199,7 @@ class RingPass:
     ) -> tuple[Array, Any]:
         shares, normalize, axes = self.shares, self.tiled.normalize, self.axes
         operands, allowed, seed, active = self._own(operands, allowed, seed, active)
-        pool, wide = self.tiled, self._wide(operands)
+        pool, wide = self.part, self._wide(operands)
         rows = (axes.B, axes.N, shares.chunks * shares.rows)
 
         def visit(here: Any, first: Array, results: Any) -> Any:
@@ -204,7 +233,7 @@ class RingPass:
         active: Array | None,
         results: tuple[Array, Array, Any],
     ) -> Operands:
-        shares, pool = self.shares, self.tiled
+        shares, pool = self.shares, self.part
         operands, allowed, seed, active = self._own(operands, allowed, seed, active)
         wide = self._wide(operands)
         d_out, out, stats = results
@@ -363,6 +392,7 @@ class RingPass:
             in_specs=in_specs,
             out_specs=out_specs,
             axis_names={over.axis},
+            check_vma=self.part.checks_varying,
         )
 
 

@@ -53,6 +53,10 @@ class RelativeBias(Positional):
         return RelativeBiasAt(self.table, self.max_distance, self.bidirectional)
 
     def check(self, query_width: int, key_width: int) -> None:
+        if not hasattr(self.table, "ndim"):
+            raise TypeError(
+                f"RelativeBias's table is an array. Got {self.table!r}. Fix: jnp.array(table)."
+            )
         count = self.table.shape[-1] if self.table.ndim in (1, 2) else 0
         if self.max_distance is None:
             rule, fits = "an odd number of entries, for distances -R to R", count % 2 == 1

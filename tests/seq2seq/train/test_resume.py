@@ -71,16 +71,17 @@ def numbers(folder: Path) -> tuple[dict[str, bytes], bytes, list[tuple[str, ...]
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_random_ends_as_one_that_was_not(tmp_path):
+@pytest.mark.parametrize("words", [(), ("transformer",)], ids=["recurrent", "transformer"])
+def test_a_run_killed_at_random_ends_as_one_that_was_not(tmp_path, words):
     cache = tmp_path / "cache"
     whole = tmp_path / "whole"
-    finish(start(whole, cache))
+    finish(start(whole, cache, *words))
     expected = numbers(whole)
     assert expected[2][-1][0] == "36"  # 4 epochs of 9 steps
 
     draw = random.Random(int(os.environ.get("KILL_SEED", "0")))
     killed = tmp_path / "killed"
-    process = start(killed, cache)
+    process = start(killed, cache, *words)
     for kill in range(3):
         # At some line of its report, and a little later: most of its time goes into saving.
         lines = draw.randrange(4, 16) if kill else draw.randrange(0, 6)
@@ -89,7 +90,7 @@ def test_a_run_killed_at_random_ends_as_one_that_was_not(tmp_path):
         time.sleep(draw.uniform(0.0, 0.1))
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        process = start(killed, cache, "resume")
+        process = start(killed, cache, *words, "resume")
     finish(process)
     found = numbers(killed)
     assert found[2] == expected[2]

@@ -1,10 +1,12 @@
 """The Transformer in training: it learns, and a run that was stopped ends as one that was not."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from regard.seq2seq.decode.search import SearchOptions, beam_search, force, greedy
 from regard.seq2seq.model.config import TransformerConfig
@@ -77,6 +79,13 @@ def test_another_architecture_is_another_run(whole, tmp_path):
         train(reversing.CONFIG, recipe, reversing.training_data(), tmp_path / "run", resume=True)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def log_probs(graph, params, source, lens, target_in):
+    model = nnx.merge(graph, params)
+    readout, _ = model.decode(model.encode(source, lens), target_in)
+    return jax.nn.log_softmax(model.logits(readout), axis=-1)
+
+
 def test_search_finds_what_the_whole_model_gives(whole):
     """Greedy search is a beam of one; what a hypothesis is said to be worth, and where it looked,
     is what teacher forcing says, so that memories followed their hypotheses."""
@@ -91,10 +100,8 @@ def test_search_finds_what_the_whole_model_gives(whole):
     assert len({tuple(row) for row in np.asarray(found.tokens[1]).tolist()}) == 4
     _, K, T = found.tokens.shape
     before = np.pad(found.tokens, ((0, 0), (0, 0), (1, 0)), constant_values=2)[:, :, :-1]
-    encoded = whole.model.encode(source, lens)
     for place in range(K):
-        readout, _ = whole.model.decode(encoded, before[:, place])
-        log_p = np.asarray(jax.nn.log_softmax(whole.model.logits(readout), axis=-1))
+        log_p = np.asarray(log_probs(*nnx.split(whole.model), source, lens, before[:, place]))
         tokens = np.asarray(found.tokens[:, place])[..., None]
         written = np.arange(T)[None] < np.asarray(found.lens)[:, place, None]
         total = np.where(written, np.take_along_axis(log_p, tokens, axis=2)[..., 0], 0.0).sum(1)

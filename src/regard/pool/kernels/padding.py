@@ -155,7 +155,11 @@ def pad_dropout(seed: Array | Draw | None, axes: Axes, T: int, S: int) -> dict[s
         return {}
     words = seed.words if isinstance(seed, Draw) else seed
     rows, keys = (jnp.arange(size, dtype=jnp.int32)[None, None] for size in (axes.T, axes.S))
-    rows = first_rows(seed, axes.B, axes.N, axes.T) + rows
+    whole = axes.T
+    if isinstance(seed, Draw):
+        rows = rows if seed.queries is None else seed.queries[None, None]
+        keys, whole = keys + seed.first_key, seed.T
+    rows = first_rows(seed, axes.B, axes.N, whole) + rows
     row0, row1 = (pad(word, {2: T}) for word in row_words(words, rows))
     key0, key1 = (pad(word, {2: S}) for word in key_words(words, keys))
     return dict(row0=row0, row1=row1, key0=key0, key1=key1)
