@@ -67,7 +67,7 @@ def explain_says_what_ran(problem):
     assert problem.answer
     text = problem.explained()
     assert text.startswith(f"{problem.backend.implementation} runs: asked for; ")
-    says_lift, says_guard = "by an inner product" in text, "outside that range" in text
+    says_lift, says_guard = "by an inner product" in text, "where that does not hold" in text
     if bool(problem.lifted):
         assert says_lift
     else:

@@ -183,7 +183,7 @@ def test_explain_names_the_form_that_runs():
     with lift_anywhere():
         lifted = regard.explain(x, x, x, score=score)
     assert "by an inner product of width" in lifted
-    assert "outside that range, decided on the data at run time, by definition" in lifted
+    assert "where that does not hold, decided on the data at run time, by definition" in lifted
     assert "not needed by this regime" in regard.explain(x, x, x, normalize=regard.Uniform())
 
 

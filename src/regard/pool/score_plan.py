@@ -112,7 +112,7 @@ class ScorePlan(NamedTuple):
             if path.lift is not None:
                 text = f"by an inner product of width {path.lift.width()}, {text}"
             texts.append(text)
-        return "; outside that range, decided on the data at run time, ".join(texts)
+        return "; where that does not hold, decided on the data at run time, ".join(texts)
 
     def lift_ran(self) -> Array:
         """A bool scalar: whether the path that was taken is a lift."""
