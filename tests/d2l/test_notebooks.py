@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 import regard
@@ -30,7 +31,14 @@ def run(path, folder, epochs=None):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(FOLDER.parents[1] / "src"), "MPLBACKEND": "Agg"},
+        env=os.environ
+        | {
+            "PYTHONPATH": str(FOLDER.parents[1] / "src"),
+            "MPLBACKEND": "Agg",
+            "JAX_COMPILATION_CACHE_DIR": str(jax.config.jax_compilation_cache_dir),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        },
         capture_output=True,
         text=True,
         timeout=600,

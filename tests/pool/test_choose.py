@@ -272,12 +272,19 @@ def test_what_is_known_of_a_lift(score, expected):
 
 
 def test_what_is_known_of_the_additive_lift():
+    """Narrow features, a sine series for what they may not score; or the series alone."""
     score = regard.Additive(ones(64, 8), ones(64, 8), ones(8))
     with lift_anywhere():
-        found = known(ask(score=score).lift)
-    assert (found["compact"], found["expansion"], found["guarded"]) == (8, True, True)
-    assert found["width"] % (2 * 8) == 0
-    assert found["standing"].startswith("each tanh within ")
+        narrow = ask(score=score).lift
+        alone = known(ask(score=dataclasses.replace(score, bound="worst")).lift)
+    found, after = known(narrow), known(narrow.otherwise)
+    assert after == alone
+    for one in (found, after):
+        assert (one["compact"], one["expansion"], one["guarded"]) == (8, True, True)
+    assert after["width"] % (2 * 8) == 0
+    assert after["standing"].startswith("each tanh within ")
+    assert (found["width"], found["key_bias"], found["query_bias"]) == (8 * 8, True, True)
+    assert found["standing"].startswith("the tanhs' root mean square error")
 
 
 @pytest.mark.parametrize(

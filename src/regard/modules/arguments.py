@@ -122,7 +122,7 @@ class AdditiveArguments(Options):
         query_features: the queries' width Hq; None, in linen: as of the first call.
         key_features: the keys' width Hk; None: as the queries', in linen as of the first call.
         use_bias: whether W_q q + W_k k gets a bias.
-        tolerance: bound on the error of each tanh, as in regard.Additive.
+        tolerance: bound on the error of the tanhs, as in regard.Additive.
         kernel_init, bias_init: of the kernels and the bias.
     """
 

@@ -201,7 +201,7 @@ class Request:
             return True
         plan = self.plan(tile_form=False)
         lift = plan.paths[0].lift
-        return lift is not None and lift.expansion is None and plan.in_range is None
+        return lift is not None and lift.expansion is None and plan.taken is None
 
     def plan(self, tile_form: bool = True) -> ScorePlan:
         """How the scores would be made, arrays as shapes; arguments as in `ScorePlan.of`."""

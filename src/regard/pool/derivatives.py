@@ -121,7 +121,7 @@ class Residuals(NamedTuple):
     operands: tuple[Any, ...]
     allowed: Allowed
     seed: Any
-    in_range: Array | None
+    taken: Array | None
     outs: tuple[Array, ...]
     saved: Any
 

@@ -86,6 +86,11 @@ class Layout:
         if operands.key and operands.key[0].shape[1] != axes.K:  # one score per head: no sharing
             value = None if value is None else jnp.repeat(value, axes.N // axes.K, axis=1)
             operands, axes = replace(operands, value=value), replace(axes, K=axes.N)
+        # An expansion's arrays are one for each example; where they are shared, an axis of 1.
+        expansion = jax.tree.map(
+            lambda a: jnp.broadcast_to(a, (axes.B, *a.shape[1:])), operands.expansion
+        )
+        operands = replace(operands, expansion=expansion)
         if axes.K > 1 and _heads_are_alike(axes, operands, allowed):
             axes, operands, allowed = _heads_as_examples(axes, operands, allowed)
         value = operands.value

@@ -96,9 +96,8 @@ class Ring(Backend):
             # Another lift would take one share of the keys for all of them.
             lifted = problem.score.sums_over_shares or not over.inside
             plan = ScorePlan.of(problem, lifted=lifted)
-        if plan.in_range is not None and over.inside:  # all devices take the same path
-            every = lax.pmin(plan.in_range.astype(jnp.int32), over.axis) > 0
-            plan = plan._replace(in_range=every)
+        if plan.taken is not None and over.inside:  # all devices take the same path
+            plan = plan._replace(taken=lax.pmax(plan.taken, over.axis))
         shares = Shares.of(axes, over, chunks, device.platform)
         passes = []
         for path in plan.paths:

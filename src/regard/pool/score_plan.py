@@ -1,11 +1,11 @@
 """How the scores of a problem are computed, and one differentiable pooling from it.
 
-There are up to three forms: a lift (an inner product of features that equals or approximates the
-score), a tile form (an equal score that is faster tile by tile), and the definition; see
-score/contract.py. A lift or a tile form may hold only for some data. Then a plan has two paths, and
-the data decides at run time which one's result counts: the first where it is in range, else the
-definition. A backend gives `ScorePlan.pool` a `Pass` for each path, which pools forward and
-backward (tiles in plain XLA, a kernel over features, a kernel over tanh).
+There are up to three forms: lifts (inner products of features that equal or approximate the score),
+a tile form (an equal score that is faster tile by tile), and the definition; see score/contract.py.
+A lift or a tile form may hold only for some data. Then a plan has several paths, the fastest first
+and the definition last, and at run time the data takes the first one in whose range it is. A
+backend gives `ScorePlan.pool` a `Pass` for each path, which pools forward and backward (tiles in
+plain XLA, a kernel over features, a kernel over tanh).
 """
 
 import functools
@@ -56,14 +56,19 @@ class ScorePath:
 
 
 class ScorePlan(NamedTuple):
-    """One path; or two, and a bool scalar: whether the data is in the first one's range."""
+    """The ways to score, the fastest first.
+
+    Attributes:
+        paths: one; or several, of which the last holds for all data.
+        taken: the index of the path that the data takes, an int32 scalar; None for one path.
+    """
 
     paths: tuple[ScorePath, ...]
-    in_range: Array | None
+    taken: Array | None
 
     @classmethod
     def of(cls, problem: "Problem", tile_form: bool = True, lifted: bool = True) -> "ScorePlan":
-        """The fastest path of this problem's score, and a second one where data may forbid it.
+        """The fastest path of this problem's score, and others where the data may forbid it.
 
         Args:
             tile_form: False for kernels, which know a lift and the definition only.
@@ -80,40 +85,45 @@ class ScorePlan(NamedTuple):
         definition = ScorePath((score, query, key))
         if not lifted:
             return cls((definition,), None)
+        paths: list[ScorePath] = []
+        ranges: list[Array] = []
         lift = score.lift(query, key, visible=visible)
-        if lift is not None:
-            first, in_range = ScorePath(lift=lift, standing=lift.standing), lift.in_range
-        else:
-            form = score.tile_form(query, key, visible=visible) if tile_form else None
-            if form is None:
-                return cls((definition,), None)
-            first = ScorePath((form.score, form.query, form.key), standing=form.standing)
-            in_range = form.in_range
-        return cls((first,) if in_range is None else (first, definition), in_range)
+        form = None
+        if lift is None and tile_form:
+            form = score.tile_form(query, key, visible=visible)
+        while lift is not None:
+            paths.append(ScorePath(lift=lift, standing=lift.standing))
+            if lift.in_range is None:
+                break
+            ranges.append(lift.in_range)
+            lift = lift.otherwise
+        if form is not None:
+            paths.append(ScorePath((form.score, form.query, form.key), standing=form.standing))
+            ranges.append(form.in_range)
+        if len(paths) == len(ranges):
+            paths.append(definition)
+        return cls(tuple(paths), _first_in_range(ranges))
 
     def describe(self) -> str:
         """How scores are made, in words that follow "scores"."""
-        first = self.paths[0]
-        if first.lift is not None:
-            text = f"by an inner product of width {first.lift.width()}, {first.standing}"
-        else:
-            text = first.standing
-        if self.in_range is None:
-            return text
-        return f"{text}; outside that range, decided on the data at run time, by definition"
+        texts = []
+        for path in self.paths:
+            text = path.standing
+            if path.lift is not None:
+                text = f"by an inner product of width {path.lift.width()}, {text}"
+            texts.append(text)
+        return "; outside that range, decided on the data at run time, ".join(texts)
 
     def lift_ran(self) -> Array:
         """A bool scalar: whether the path that was taken is a lift."""
-        if self.paths[0].lift is None or self.in_range is None:
-            return jnp.array(self.paths[0].lift is not None)
-        return self.in_range
+        lifts = sum(path.lift is not None for path in self.paths)
+        return jnp.array(lifts > 0) if self.taken is None else self.taken < lifts
 
     def run(self, function: Callable[[ScorePath], Any]) -> Any:
-        """function(first path); of the second where the data is out of the first one's range."""
-        if self.in_range is None:
+        """function(the path that is taken)."""
+        if self.taken is None:
             return function(self.paths[0])
-        first, second = self.paths
-        return lax.cond(self.in_range, lambda: function(first), lambda: function(second))
+        return lax.switch(self.taken, [functools.partial(function, path) for path in self.paths])
 
     def pool(
         self,
@@ -137,7 +147,7 @@ class ScorePlan(NamedTuple):
         every = tuple(one for one, _ in passes)
         static = Passes(every, device, problem.out_dtype, branch, sharded, problem.lse)
         operands = tuple(one for _, one in passes)
-        inputs = (operands, problem.allowed, problem.seed, self.in_range)
+        inputs = (operands, problem.allowed, problem.seed, self.taken)
         found = pool_by(static, *vary_as(inputs, (inputs, like)))
         if problem.lse:
             out, lse = found
@@ -148,13 +158,22 @@ class ScorePlan(NamedTuple):
         """Adds a lift's constant per query to the log-sum-exp: softmax cannot see it, so that no
         pass adds it to scores. With a soft cap every pass does.
         """
-        lift = self.paths[0].lift
-        if lift is None or lift.query_bias is None or problem.softcap is not None:
+        biases = [None if path.lift is None else path.lift.query_bias for path in self.paths]
+        if all(bias is None for bias in biases) or problem.softcap is not None:
             return lse
-        constant = lift.query_bias.astype(lse.dtype)
-        if self.in_range is not None:
-            constant = jnp.where(self.in_range, constant, 0)
+        each = [jnp.zeros_like(lse) if one is None else one.astype(lse.dtype) for one in biases]
+        constant = each[0] if self.taken is None else lax.select_n(self.taken, *each)
         return jnp.where(jnp.isfinite(lse), lse + constant, lse)
+
+
+def _first_in_range(ranges: Sequence[Array]) -> Array | None:
+    """The index of the first range that holds, or their number; None for no ranges."""
+    if not ranges:
+        return None
+    taken = jnp.int32(len(ranges))
+    for index in reversed(range(len(ranges))):
+        taken = jnp.where(ranges[index], jnp.int32(index), taken)
+    return taken
 
 
 class Pass(Protocol):
@@ -213,7 +232,7 @@ class Passes(NamedTuple):
 
     Attributes:
         dtype: of the output.
-        branch: whether the path not taken is skipped by a branch (`lax.cond`), or runs with
+        branch: whether paths not taken are skipped by a branch (`lax.switch`), or run with
             `active` False, as loops of no iterations.
         sharded: whether each pass may be divided among devices by batch and heads (sharded.py).
         lse: whether the log-sum-exp of each row is an output too.
@@ -239,7 +258,7 @@ class Passes(NamedTuple):
 
     def backward(self, residuals: Any, cotangents: tuple[Array, ...]) -> tuple[Any, ...]:
         """Cotangents of the operands, by each pass's own backward pass."""
-        operands, allowed, seed, in_range, outs, (out, stats) = residuals
+        operands, allowed, seed, taken, outs, (out, stats) = residuals
         d_out = cotangents[0]
         if self.lse:  # delta, the sum of d out · out, may stand for the output
             wide = outs[1].dtype
@@ -249,20 +268,22 @@ class Passes(NamedTuple):
             results = (d_out, out, stats)
             return self.run(path, "backward", operands[path], allowed, seed, active, results)
 
-        if in_range is None:
+        if taken is None:
             return (run(0, None),)
+        every = range(len(self.passes))
         if not self.branch:
-            return (run(0, in_range), run(1, ~in_range))
+            return tuple(run(path, taken == path) for path in every)
         zeros = jax.tree.map(jnp.zeros_like, operands)
-        return lax.cond(
-            in_range,
-            lambda: (run(0, None), zeros[1]),
-            lambda: (zeros[0], run(1, None)),
-        )
+
+        def alone(path: int) -> tuple[Any, ...]:
+            """Every branch of lax.switch must return cotangents of all operands."""
+            return tuple(run(path, None) if path == other else zeros[other] for other in every)
+
+        return lax.switch(taken, [functools.partial(alone, path) for path in every])
 
     def smooth(self, residuals: Any) -> tuple[Array, ...]:
         """The outputs by code that JAX differentiates in both modes; equal to the passes' own."""
-        operands, allowed, seed, in_range, outs, (_, stats) = residuals
+        operands, allowed, seed, taken, outs, (_, stats) = residuals
 
         def run(path: int) -> tuple[Array, ...]:
             out, lse = self.passes[path].smooth(operands[path], allowed, seed, stats)
@@ -270,9 +291,10 @@ class Passes(NamedTuple):
             return (out.astype(self.dtype), *more)
 
         with on_device(self.device):
-            if in_range is None:
+            if taken is None:
                 return run(0)
-            return lax.cond(in_range, lambda: run(0), lambda: run(1))
+            every = range(len(self.passes))
+            return lax.switch(taken, [functools.partial(run, path) for path in every])
 
 
 def pool_by(
@@ -280,14 +302,14 @@ def pool_by(
     operands: tuple[Any, ...],
     allowed: Allowed,
     seed: Array | None,
-    in_range: Array | None,
+    taken: Array | None,
 ) -> Any:
-    """Pools by the first pass; with two, by the second where `in_range` is False.
+    """Pools by the only pass; with several, by the one whose index is `taken`.
 
     Returns:
         The output; where `static.lse`, the output and the log-sum-exp of each row.
     """
-    outs, _ = _outputs(static, operands, allowed, seed, in_range)
+    outs, _ = _outputs(static, operands, allowed, seed, taken)
     return outs if static.lse else outs[0]
 
 
@@ -297,7 +319,7 @@ def _outputs(
     operands: tuple[Any, ...],
     allowed: Allowed,
     seed: Array | None,
-    in_range: Array | None,
+    taken: Array | None,
 ) -> tuple[tuple[Array, ...], Any]:
     """The outputs; and the output before it is rounded, with the stats of its rows, for the
     backward pass: these have no derivative.
@@ -306,13 +328,14 @@ def _outputs(
     def run(path: int, active: Array | None) -> tuple[Array, Any]:
         return static.run(path, "forward", operands[path], allowed, seed, active)
 
-    if in_range is None:
+    every = range(len(static.passes))
+    if taken is None:
         out, stats = run(0, None)
     elif static.branch:
-        out, stats = lax.cond(in_range, lambda: run(0, None), lambda: run(1, None))
+        out, stats = lax.switch(taken, [functools.partial(run, path, None) for path in every])
     else:
-        choose = functools.partial(jnp.where, in_range)
-        out, stats = jax.tree.map(choose, run(0, in_range), run(1, ~in_range))
+        found = [run(path, taken == path) for path in every]
+        out, stats = jax.tree.map(functools.partial(lax.select_n, taken), *found)
     lse = (static.passes[0].log_sum(stats),) if static.lse else ()
     return (out.astype(static.dtype), *lse), (out, stats)
 

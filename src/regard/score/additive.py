@@ -1,13 +1,14 @@
-"""The additive (Bahdanau) score, w^T tanh(W_q q + W_k k), and its lift by a sine series.
+"""The additive (Bahdanau) score, w^T tanh(W_q q + W_k k), and its two lifts.
 
-The series itself is in sine_series.py. Here: the definition, the features, and the guard that
-sends data out of the series' range to the definition.
+The narrow lift is in narrow_lift.py, the series of the other one in sine_series.py. Here: the
+definition, and which lift is tried first; data that neither may score take the definition.
 """
 
 import math
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ from regard.score.logistic_form import (
     sum_to,
     weigh,
 )
+from regard.score.narrow_lift import narrow_lift
 from regard.score.sine_features import SineExpansion
 from regard.score.sine_series import SeriesTable
 
@@ -45,6 +47,9 @@ _TILE_FORM_STANDING = (
     "exact, by tanh(x+y) = 1 - 2/(1 + e^2x e^2y), faster on a CPU than the lift, "
     f"while abs(x) and abs(y) <= {REACH:g}"
 )
+
+# The narrow lift comes first where it is at most this part of the sine series' width.
+WORTH = 0.75
 
 # A kernel may keep features in float16, where they have to be far from its largest number.
 LARGEST_WEIGHT = 1e4
@@ -87,12 +92,14 @@ class Additive(Score):
 
     Bahdanau et al. 2015, appendix A.1.2; d2l "Attention Scoring Functions".
 
-    Lift: within `tolerance` per tanh over a stated range (tests/score/test_additive.py). tanh is a
-    short sine series, and sin(ω(x+y)) = sin ωx cos ωy + cos ωx sin ωy separates, so h hidden
-    units with R terms are an inner product of width 2Rh. R follows from the tolerance; the
-    range of x + y is measured on the data, per hidden unit, and where it is past what R terms
-    can do the definition runs instead: the lift is never silently outside its tolerance. On a
-    CPU, where no matrix unit makes the lift worth while, scores are exact at every tolerance.
+    Lift: within `tolerance`, measured on the data (tests/score/test_narrow_lift.py and
+    test_additive.py). tanh(x + y), x = W_q q and y = W_k k, is f(x) + g(y) + a short inner product
+    of features of x and of y, in bfloat16 8 for each of the h hidden units. They are fitted for
+    numbers that are spread as these are, and their error over all pairs of this call is measured.
+    Where it is too large, a sine series is tried, which needs twice the width and holds for every
+    pair in a range; where the data leave that too, the definition runs: the lift is never silently
+    outside its tolerance. On a CPU, where no matrix unit makes the lift worth while, scores are
+    exact at every tolerance.
 
     Example:
         >>> import jax.numpy as jnp, regard
@@ -106,9 +113,13 @@ class Additive(Score):
             projected already.
         key_kernel: W_k, (Hk, h), or (N, Hk, h); None where the keys are projected already.
         vector: w, (h,), or (N, h).
-        tolerance: bound on the error of each tanh, so that a score is off by at most
+        tolerance: bound on the error of the tanhs, so that a score is off by at most
             tolerance·‖w‖₁. None: 2⁻⁸ in bfloat16, 2⁻¹¹ in float16, 1e-6 in float32, and the
             definition in float64. "exact": the definition always.
+        bound: what the tolerance bounds. "rms": the root mean square of the error over all pairs
+            of a query and a visible key of this call, for every example and head; over the pairs
+            of any one query or key it may be 16 times as large. "worst": the error of every
+            tanh, at twice the width.
     """
 
     sums_over_shares = True
@@ -117,6 +128,7 @@ class Additive(Score):
     key_kernel: Array | None
     vector: Array
     tolerance: float | str | None = field(default=None, metadata=dict(static=True))
+    bound: Literal["rms", "worst"] = field(default="rms", metadata=dict(static=True))
 
     def scores(self, query: Array, key: Array) -> Array:
         projected, x, y = self.projected(query, key)
@@ -159,9 +171,8 @@ class Additive(Score):
         # tolerance forbids (one H200, B=8, T=S=2048, h=V=64: 0.87 ms, the lift 18.2).
         if query.dtype == jnp.float32 and current_platform(query) == "gpu":
             tolerance = tolerance if lift_policy().anywhere else None
-        projected = Additive(
-            None, None, self.vector.astype(wide), "exact" if tolerance is None else tolerance
-        )
+        known = "exact" if tolerance is None else tolerance
+        projected = Additive(None, None, self.vector.astype(wide), known, self.bound)
         return projected, x, y
 
     def prepared(self, key: Array, positions: Array) -> tuple[Score, Array]:
@@ -181,30 +192,14 @@ class Additive(Score):
         if tolerance is None or not worth_lifting(query, key) or not self.vector.shape[-1]:
             return None
         projected, x, y = self.projected(query, key)
-        table = SeriesTable.of(tolerance, design_limit(query.shape[-2], key.shape[-2]))
-        low, high, shift = _ranges(x, y, visible)
-        x, y = x + repeat_heads(shift, x), y - shift
-        if visible is not None:
-            y = jnp.where(visible[..., None], y, 0)
-        reach = jnp.maximum(high, -low)  # [..., K, 1, h]: max abs(x + y) over the pairs
-        limits = jnp.asarray(table.limits, reach.dtype)
-        entry = jnp.searchsorted(limits, reach, method="compare_all")  # one kernel, not a loop
-        entry = jnp.minimum(entry, len(table.limits) - 1)
-        frequency = jnp.asarray(table.frequency, x.dtype)[entry]  # [..., K, 1, h]
-        coefficients = jnp.asarray(table.coefficients, x.dtype)[:, entry]  # [R, ..., K, 1, h]
-        coefficients = repeat_heads(jnp.moveaxis(coefficients, 0, -2)[..., 0, :, :], x)
-        vector = align(projected.vector, x.ndim)  # [..., N, 1, h]
-        expansion = SineExpansion(frequency, coefficients * vector)
-        in_range = None
-        if lift_policy().guarded:
-            in_range = jnp.all(reach <= float(table.limits[-1]))  # False on NaN too
-            in_range &= jnp.all(jnp.abs(projected.vector) <= LARGEST_WEIGHT)
-            in_range = all_over_vmap(in_range)
-        standing = (
-            f"each tanh within {tolerance:.3g} by {len(table.coefficients)} sines "
-            f"while abs(x+y) <= {table.limits[-1]:.2f}"
-        )
-        return Lift(x, y, expansion=expansion, in_range=in_range, standing=standing)
+        sines = _sine_lift(x, y, projected.vector, visible, tolerance)
+        if self.bound == "worst" or x.ndim != 4:
+            return sines
+        vector = align(projected.vector, x.ndim)
+        narrow = narrow_lift(x, y, vector, visible, tolerance)
+        if narrow is None or narrow.width() > WORTH * sines.width():
+            return sines
+        return replace(narrow, in_range=_guard(narrow.in_range, vector), otherwise=sines)
 
     def check(self, query_width: int, key_width: int) -> None:
         hidden = self.vector.shape[-1] if self.vector.ndim in (1, 2) else -1
@@ -229,6 +224,11 @@ class Additive(Score):
 
     def __post_init__(self) -> None:
         tolerance = self.tolerance
+        if self.bound not in ("rms", "worst"):
+            raise ValueError(
+                f'bound must be "rms" or "worst": what the tolerance bounds. Got {self.bound!r}. '
+                'Fix: "rms" for the root mean square over all pairs, "worst" for every pair.'
+            )
         if tolerance is None or tolerance == "exact":
             return
         if isinstance(tolerance, str) or not 0 < tolerance < math.inf:
@@ -271,7 +271,7 @@ def _back_on_cpu(
 
     d_x, d_y, d_vector = back_by_rows(row, x, y, d_scores)
     w = align(score.vector, y.ndim)
-    d_score = Additive(None, None, sum_to(d_vector, score.vector), score.tolerance)
+    d_score = replace(score, vector=sum_to(d_vector, score.vector))
     return d_score, d_x * w, d_y * w
 
 
@@ -289,7 +289,37 @@ def _back_by_products(
     d_x = jnp.einsum("...ts,...tsh->...th", d_scores, slope, precision=precision)
     d_y = jnp.einsum("...ts,...tsh->...sh", d_scores, slope, precision=precision)
     d_w = jnp.einsum("...ts,...tsh->...th", d_scores, tanh, precision=precision).sum(-2)
-    return Additive(None, None, sum_to(d_w, score.vector), score.tolerance), d_x * w, d_y * w
+    return replace(score, vector=sum_to(d_w, score.vector)), d_x * w, d_y * w
+
+
+def _sine_lift(x: Array, y: Array, vector: Array, visible: Array | None, tolerance: float) -> Lift:
+    """By the sine series: every tanh within the tolerance."""
+    table = SeriesTable.of(tolerance, design_limit(x.shape[-2], y.shape[-2]))
+    low, high, shift = _ranges(x, y, visible)
+    x, y = x + repeat_heads(shift, x), y - shift
+    if visible is not None:
+        y = jnp.where(visible[..., None], y, 0)
+    reach = jnp.maximum(high, -low)  # [..., K, 1, h]: max abs(x + y) over the pairs
+    limits = jnp.asarray(table.limits, reach.dtype)
+    entry = jnp.searchsorted(limits, reach, method="compare_all")  # one kernel, not a loop
+    entry = jnp.minimum(entry, len(table.limits) - 1)
+    frequency = jnp.asarray(table.frequency, x.dtype)[entry]  # [..., K, 1, h]
+    coefficients = jnp.asarray(table.coefficients, x.dtype)[:, entry]  # [R, ..., K, 1, h]
+    coefficients = repeat_heads(jnp.moveaxis(coefficients, 0, -2)[..., 0, :, :], x)
+    expansion = SineExpansion(frequency, coefficients * align(vector, x.ndim))  # w: [..., N, 1, h]
+    in_range = _guard(jnp.all(reach <= float(table.limits[-1])), vector)  # False on NaN too
+    standing = (
+        f"each tanh within {tolerance:.3g} by {len(table.coefficients)} sines "
+        f"while abs(x+y) <= {table.limits[-1]:.2f}"
+    )
+    return Lift(x, y, expansion=expansion, in_range=in_range, standing=standing)
+
+
+def _guard(in_range: Array | None, vector: Array) -> Array | None:
+    """In range, and with features that a kernel can hold; None where nothing is to be guarded."""
+    if in_range is None or not lift_policy().guarded:
+        return None
+    return all_over_vmap(in_range & jnp.all(jnp.abs(vector) <= LARGEST_WEIGHT))
 
 
 def worth_lifting(query: Array, key: Array) -> bool:

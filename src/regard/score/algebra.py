@@ -264,8 +264,10 @@ class Scaled(Score):
         if (alone := self._alone()) is not None:
             return alone.lift(query, key, visible=visible)
         lift = self.score.lift(query, key, visible=visible)
-        if lift is None:
-            return None
+        return None if lift is None else self._times(lift, query)
+
+    def _times(self, lift: Lift, query: Array) -> Lift:
+        """The factor times a lift, and times each that comes after it."""
         factor, expansion, rows = over_heads(self.factor, query), lift.expansion, lift.query
         if expansion is None:
             rows = rows.astype(promote(rows.dtype, factor.dtype)) * factor
@@ -277,7 +279,8 @@ class Scaled(Score):
             for bias in (lift.key_bias, lift.query_bias)
         )
         biases: Any = dict(key_bias=key_bias, query_bias=query_bias, raw_queries=None)
-        return replace(lift, query=rows, expansion=expansion, **biases)
+        after = None if lift.otherwise is None else self._times(lift.otherwise, query)
+        return replace(lift, query=rows, expansion=expansion, otherwise=after, **biases)
 
     def tile_form(
         self, query: Array, key: Array, *, visible: Array | None = None

@@ -285,7 +285,8 @@ class Lift:
             unnormalized regimes can; None is zero.
         expansion: see `Expansion`.
         in_range: a bool scalar, False where the data left the range in which the lift keeps
-            its promise and the definition has to be used; None for a lift that always holds.
+            its promise and `otherwise` has to be used; None for a lift that always holds.
+        otherwise: the next lift to try where this one is out of range; None: the definition.
         raw_queries: see `RawQueries`; None for a lift without this.
         standing: "exact", "exact up to a per-query constant" or "within ... over ...".
     """
@@ -296,6 +297,7 @@ class Lift:
     query_bias: Array | None = None
     expansion: Expansion | None = None
     in_range: Bool[Array, ""] | None = None
+    otherwise: "Lift | None" = None
     raw_queries: RawQueries | None = None
     standing: str = field(default="exact", metadata=dict(static=True))
 

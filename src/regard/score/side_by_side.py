@@ -58,6 +58,9 @@ def side_by_side(named: Sequence[tuple[str, Lift]]) -> Lift:
     standing = "exact"
     if any(lift.standing != standing for lift in lifts):
         standing = "; ".join(f"{name} {lift.standing}" for name, lift in named)
+    after = None
+    if any(lift.otherwise is not None for lift in lifts):
+        after = side_by_side([(name, lift.otherwise or lift) for name, lift in named])
     return Lift(
         concatenated([lift.query for lift in lifts]),
         concatenated([lift.key for lift in lifts]),
@@ -65,6 +68,7 @@ def side_by_side(named: Sequence[tuple[str, Lift]]) -> Lift:
         _sum_of([lift.query_bias for lift in lifts]),
         expansion,
         functools.reduce(jnp.logical_and, ranges) if ranges else None,
+        after,
         standing=standing,
     )
 

@@ -39,7 +39,7 @@ class SineExpansion:
         return _flatten(cos, sin)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def sines(angle: Float[Array, "... h"], terms: int) -> tuple[Array, Array]:
     """sin and cos of (2r-1)·angle for r = 1..R, each [..., R, h], from one sine and one cosine.
 
@@ -69,21 +69,14 @@ def sines(angle: Float[Array, "... h"], terms: int) -> tuple[Array, Array]:
     return sin, cos
 
 
-def _sines_forward(angle: Array, terms: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    both = sines(angle, terms)
-    return both, both
-
-
-def _sines_backward(
-    terms: int, both: tuple[Array, Array], cotangents: tuple[Array, Array]
-) -> tuple[Array]:
-    sin, cos = both
+@sines.defjvp
+def _sines_jvp(terms: int, primals: tuple[Array], tangents: tuple[Array]) -> tuple:
+    """The slopes are the other ones, times the frequency: nothing else has to be kept."""
+    sin, cos = sines(*primals, terms)
     multiples = jnp.asarray(2 * np.arange(terms) + 1, sin.dtype)[:, None]
     multiples = multiples.reshape((1,) * (sin.ndim - 2) + multiples.shape)
-    return (jnp.sum(multiples * (cotangents[0] * cos - cotangents[1] * sin), axis=-2),)
-
-
-sines.defvjp(_sines_forward, _sines_backward)
+    turn = multiples * tangents[0][..., None, :]
+    return (sin, cos), (turn * cos, -turn * sin)
 
 
 def _turn(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:

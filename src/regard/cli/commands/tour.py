@@ -203,7 +203,7 @@ def long_sequence(console: Console, tokens: int = TOKENS) -> None:
     how = (
         "tanh(x + y) = 1 - 2 / (1 + e²ˣ e²ʸ) needs exponentials of x and y only, not of pairs"
         if jax.default_backend() == "cpu"
-        else "tanh is a short sum of sines, the sine of a sum is a sum of products, and so the "
+        else "tanh(x + y) is a function of x, one of y and a short sum of products, and so the "
         "score is a dot product"
     )
     heading(

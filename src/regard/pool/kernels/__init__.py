@@ -1,6 +1,7 @@
 """Pallas kernels: softmax pooling over tiles whose scores are inner products, or sums of tanh.
 
-feature_pass.py   pads, picks the kernels, computes d features; features.py makes the features
+feature_pass.py   pads, picks the kernels, computes d features; features.py and
+                  narrow_features.py make the features
 forward.py        online softmax over tiles (Triton lowering, Ampere and later)
 hopper.py         the same for Hopper GPUs (Mosaic GPU lowering)
 backward_wide.py  the backward pass up to d scores

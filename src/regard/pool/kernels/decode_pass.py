@@ -66,7 +66,7 @@ def takes(request: Request) -> bool:
         return False
     plan = request.plan(tile_form=False)
     lift = plan.paths[0].lift
-    if plan.in_range is not None:
+    if plan.taken is not None:
         return False
     if lift is None:
         vector = request.score.tanh_vector()

@@ -2,7 +2,7 @@
 
 XLA computes each sine and cosine again for every feature it stores, which takes ten times as long
 as writing them. The kernel computes one sine and cosine per number and the others by angle
-addition, so that it runs at the speed of memory.
+addition, so that it runs at the speed of memory. Narrow features have theirs in narrow_features.py.
 """
 
 import functools
@@ -16,7 +16,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from regard.placement import kernel_result, vary_as
+from regard.pool.kernels import narrow_features
+from regard.pool.kernels.program_rows import grid, lanes_of, program, whole
 from regard.score.contract import Expansion, repeat_heads
+from regard.score.narrow_features import NarrowExpansion
 from regard.score.sine_features import SineExpansion
 
 ROWS = 16  # of one program: thousands of small programs keep the memory busy
@@ -30,6 +33,8 @@ def make_features(
         return query.astype(dtype), key.astype(dtype)
     if not _kernel_can(expansion, query, key, dtype):
         return expansion.query(query).astype(dtype), expansion.key(key).astype(dtype)
+    if isinstance(expansion, NarrowExpansion):
+        return narrow_features.features(expansion, query, key, dtype, interpret)
     assert isinstance(expansion, SineExpansion)
     h, terms = key.shape[-1], expansion.amplitude.shape[-2]
     frequency = jnp.broadcast_to(expansion.frequency, (*key.shape[:2], 1, h))
@@ -41,8 +46,12 @@ def make_features(
 
 def _kernel_can(expansion: Expansion, query: Array, key: Array, dtype: Any) -> bool:
     """16-bit features, whose rounding is coarser than that of angle addition; and whole blocks."""
-    whole = _lanes(key.shape[-1]) >= 16 and query.shape[-2] % ROWS == key.shape[-2] % ROWS == 0
-    return isinstance(expansion, SineExpansion) and jnp.dtype(dtype).itemsize == 2 and whole
+    if jnp.dtype(dtype).itemsize != 2:
+        return False
+    if isinstance(expansion, NarrowExpansion):
+        return narrow_features.can(query, key)
+    blocks = lanes_of(key.shape[-1]) >= 16 and query.shape[-2] % ROWS == key.shape[-2] % ROWS == 0
+    return isinstance(expansion, SineExpansion) and blocks
 
 
 class _Static(NamedTuple):
@@ -64,7 +73,7 @@ def _sine_features(
 
     def kernel(*refs: Any) -> None:
         *inputs, features = refs
-        at, lanes = _program(rows)
+        at, lanes = program(rows, ROWS)
         angle = plt.load(inputs[0].at[at, lanes]) * plt.load(inputs[1].at[pl.ds(0, 1), lanes])
         for r, (sine, cosine) in enumerate(_odd_multiples(angle, terms)):
             first, second = cosine, sine
@@ -80,9 +89,9 @@ def _sine_features(
     shape = (*rows.shape[:3], 2 * terms * h)
     return pl.pallas_call(
         kernel,
-        grid=_grid(rows),
-        in_specs=[_whole(array.shape) for array in inputs],
-        out_specs=_whole(shape),
+        grid=grid(rows, ROWS),
+        in_specs=[whole(array.shape, rows.shape[1]) for array in inputs],
+        out_specs=whole(shape, rows.shape[1]),
         out_shape=kernel_result(shape, static.dtype, inputs),
         compiler_params=plt.CompilerParams(num_warps=4),
         interpret=static.interpret,
@@ -106,7 +115,7 @@ def _backward(
 
     def kernel(*refs: Any) -> None:
         d_features_ref, rows_ref, frequency_ref, *more = refs
-        at, lanes = _program(rows)
+        at, lanes = program(rows, ROWS)
         turn = plt.load(frequency_ref.at[pl.ds(0, 1), lanes])
         angle = plt.load(rows_ref.at[at, lanes]) * turn
         d_angle = jnp.zeros(angle.shape, jnp.float32)
@@ -133,9 +142,9 @@ def _backward(
         shapes.append((*rows.shape[:2], blocks * terms, h))
     d_rows, *d_factors = pl.pallas_call(
         kernel,
-        grid=_grid(rows),
-        in_specs=[_whole(array.shape) for array in inputs],
-        out_specs=[_whole(shape) for shape in shapes],
+        grid=grid(rows, ROWS),
+        in_specs=[whole(array.shape, rows.shape[1]) for array in inputs],
+        out_specs=[whole(shape, rows.shape[1]) for shape in shapes],
         out_shape=[kernel_result(shape, jnp.float32, inputs) for shape in shapes],
         compiler_params=plt.CompilerParams(num_warps=4),
         interpret=static.interpret,
@@ -161,26 +170,3 @@ def _odd_multiples(angle: Array, terms: int) -> Iterator[tuple[Array, Array]]:
                 sine * double_cosine + cosine * double_sine,
                 cosine * double_cosine - sine * double_sine,
             )
-
-
-def _lanes(size: int) -> int:
-    """Hidden units of one program: the largest power of two up to 64 that divides all of them."""
-    return min(64, size & -size)
-
-
-def _grid(rows: Array) -> tuple[int, ...]:
-    B, N, T, h = rows.shape
-    return T // ROWS, h // _lanes(h), B * N
-
-
-def _program(rows: Array) -> tuple[Any, Any]:
-    """The rows and the hidden units of this program."""
-    size, width = ROWS, _lanes(rows.shape[3])
-    at, lanes = (pl.program_id(axis) for axis in range(2))
-    return pl.ds(at * size, size), pl.ds(lanes * width, width)
-
-
-def _whole(shape: tuple[int, ...]) -> pl.BlockSpec:
-    """[B, N, ...], read as [...] of this program's example and head."""
-    N, zeros = shape[1], (0,) * (len(shape) - 2)
-    return pl.BlockSpec((None, None, *shape[2:]), lambda i, j, e: (e // N, e % N, *zeros))
