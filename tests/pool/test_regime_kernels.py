@@ -74,7 +74,11 @@ def test_on_a_gpu(case):
         np.testing.assert_array_equal(gradient, problem.answer[1][name], err_msg=name)
 
 
-@pytest.mark.parametrize("normalize", [regard.Sparsemax(), regard.Kernel(jax.nn.softplus)], ids=str)
+@pytest.mark.parametrize(
+    "normalize",
+    [regard.Sparsemax(), regard.Kernel(jax.nn.softplus)],
+    ids=lambda normalize: type(normalize).__name__,
+)
 def test_second_derivatives_are_those_of_the_reference(normalize):
     """A product with the Hessian, under a mask."""
     with interpreted_kernels():
@@ -113,7 +117,7 @@ X = jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16)
         regard.Kernel(lambda a: jnp.where(a > -1, 1.0, 0.0).astype(a.dtype)),
         regard.Kernel(jax.nn.sigmoid),
     ],
-    ids=str,
+    ids=["hard", "straight through", "sparsemax", "softplus", "cone", "boxcar", "sigmoid"],
 )
 def test_programs_are_lowered_for_a_gpu_that_is_not_here(normalize, monkeypatch):
     monkeypatch.setattr(placement, "_described", lambda _: HOPPER)
