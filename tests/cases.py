@@ -57,20 +57,22 @@ AS_RUN = {
 
 
 @contextlib.contextmanager
-def interpreted_kernels():
+def interpreted_kernels(blocks=Blocks(queries=16, keys=32, chunk=16)):
     """The Pallas kernels on a CPU, in small tiles, and the lift as above. In 64 bits JAX's
     interpreter cannot store: it mixes indices of 32 and of 64.
     """
-    blocks = forced_blocks(Blocks(queries=16, keys=32, chunk=16))
-    with jax.enable_x64(False), interpreted(), blocks, lift_anywhere():
+    with jax.enable_x64(False), interpreted(), forced_blocks(blocks), lift_anywhere():
         yield
 
 
 # Backends that take some requests only; which, and on what, their own test files say.
 CHOOSY = {
     "cudnn": Backend("cudnn"),
-    "pallas": Backend("pallas"),
+    "pallas": Backend("pallas", lift_anywhere),
     "pallas, interpreted": Backend("pallas", interpreted_kernels),
+    # Exact additive scores, tile by tile however few they are; and held all at once.
+    "pallas in tiles": Backend("pallas", partial(forced_blocks, Blocks(64, 64, warps=4, stages=2))),
+    "pallas, short, interpreted": Backend("pallas", partial(interpreted_kernels, blocks=None)),
 }
 
 # ---------------------------------------------------------------------------------------------

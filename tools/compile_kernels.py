@@ -68,6 +68,8 @@ def calls() -> dict[str, Call]:
     found["decode float32 additive 256"] = attention(
         64, 1, 4096, 1, 1, 256, 256, "float32", score=additive(256, "float32")
     )
+    for h in (64, 256):
+        found[f"short additive {h}"] = attention(64, 50, 50, 1, 1, h, 512, score=additive(h))
     for D in (64, 128):
         for regime in (regard.Sparsemax(), regard.Hard(True), regard.Kernel(jax.nn.softplus)):
             name = f"{type(regime).__name__.lower()} {D}"

@@ -278,7 +278,7 @@ def expansion_and_rows(h, terms):
         return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
     frequency = jnp.asarray(rng.uniform(0.2, 0.7, (2, 2, 1, h)), jnp.float32)
-    expansion = SineExpansion(frequency, normal(2, 4, terms, h))
+    expansion = SineExpansion(frequency, 0.3 * normal(2, 2, 1, h), normal(2, 4, terms, h))
     return expansion, normal(2, 4, 32, h), normal(2, 2, 48, h)
 
 

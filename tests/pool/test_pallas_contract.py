@@ -173,8 +173,26 @@ INTERPRETED = (
 )
 
 
+# Exact additive scores held all at once.
+SHORT = [
+    Case(score="additive, exact", **more)
+    for more in (
+        dict(mask=WORST),
+        dict(mask="everything", dtype="bfloat16"),
+        dict(mask="none", dtype="float16", bias=(4, 19, 37), softcap=0.7),
+        dict(mask="segments", bias=(2, 1, 1, 37), sink=True),
+        dict(mask="no keys at all", dtype="bfloat16"),
+        dict(mask="causal and lengths", sizes=Sizes(B=3, T=31, N=2, K=1, S=13, V=270)),
+        dict(mask="causal", sizes=Sizes(T=1, V=1)),
+        dict(mask="one length", sizes=Sizes(B=None, N=None, K=None)),
+    )
+] + [Case(score="additive of 64 units", mask="lengths per example", dtype="bfloat16")]
+
+
 @pytest.mark.parametrize(
-    "case", tiered(replace(case, backend="pallas, interpreted") for case in INTERPRETED)
+    "case",
+    tiered(replace(case, backend="pallas, interpreted") for case in INTERPRETED)
+    + tiered(replace(case, backend="pallas, short, interpreted") for case in SHORT),
 )
 def test_in_interpret_mode(case):
     the_contract_holds(draw(case))
@@ -330,7 +348,14 @@ def assert_the_kernels_ran(problem):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "case", dict.fromkeys(replace(case, backend="pallas") for case in ON_A_GPU), ids=str
+    "case",
+    dict.fromkeys(replace(case, backend="pallas") for case in ON_A_GPU + SHORT)
+    | dict.fromkeys(
+        replace(case, backend="pallas in tiles")
+        for case in ON_A_GPU
+        if case.score == "additive, exact"
+    ),
+    ids=str,
 )
 def test_on_a_gpu(case):
     problem = draw(case)

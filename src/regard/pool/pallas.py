@@ -19,12 +19,17 @@ from regard.placement import Device, with_value
 from regard.pool.backend import Backend, Problem, Request, zero_for_gradient
 from regard.pool.kernels.block_shapes import Blocks, current_blocks
 from regard.pool.score_plan import Pass, ScorePath, ScorePlan
-from regard.score.contract import Lift
+from regard.score.additive import lift_policy
+from regard.score.contract import Lift, Score
 from regard.shapes import Axes
 
 AMPERE, HOPPER = (8, 0), (9, 0)
 MOSAIC_SINCE = (0, 11)  # the JAX whose Mosaic GPU lowering hopper.py is written for
 _DTYPES = ("bfloat16", "float16", "float32")
+
+# A lift of an additive score costs T + S and saves T·S, against tanh in registers: it is taken
+# where T·S is so many times T + S.
+LIFTED_SINCE = 300
 
 _interpreted: ContextVar[bool] = ContextVar("interpreted", default=False)
 
@@ -54,6 +59,7 @@ class Settings:
         scale: a number that the score only multiplies by, known before any data: the kernel
             multiplies, and no copy of the queries is made. None: the lift multiplies.
         few_queries: decode.py takes the call.
+        exact: tanh in registers, where a lift would be slower.
     """
 
     kernel: str
@@ -61,6 +67,7 @@ class Settings:
     blocks: Blocks | None
     scale: float | None
     few_queries: bool
+    exact: bool = False
 
 
 def kernel_for(device: Device) -> str:
@@ -112,9 +119,11 @@ class Pallas(Backend):
     def describe(self, request: Request) -> str:
         if request.axes.empty():
             return "no query or no key: zeros"
-        plan = request.plan(tile_form=False)
+        plan, exact = request.plan(tile_form=False), _is_short(request.score, request.axes)
         few = ", keys split over thread blocks (few queries)" if is_few_on_gpu(request) else ""
-        if plan.paths[0].lift is None:
+        if plan.paths[0].lift is None or exact:
+            if not few and _holds_scores(request.axes, request.normalize, current_blocks()):
+                return f"exact tanh in registers, {request.pairs:,} scores held at once"
             return f"exact tanh in registers, memory linear in T and S{few}"
         kernel = dict(hopper="Mosaic GPU", gpu="Triton", interpret="Triton, interpreted")
         name = kernel_for(request.device)
@@ -124,7 +133,8 @@ class Pallas(Backend):
     def settings(self, request: Request) -> Settings:
         scale = request.score.static_scale(request.axes.query_width)
         kernel = kernel_for(request.device)
-        return Settings(kernel, request.device, current_blocks(), scale, is_few_on_gpu(request))
+        few, exact = is_few_on_gpu(request), _is_short(request.score, request.axes)
+        return Settings(kernel, request.device, current_blocks(), scale, few, exact)
 
     def pool(self, problem: Problem, settings: Settings) -> tuple[Array, Array]:
         if settings.few_queries:
@@ -134,6 +144,11 @@ class Pallas(Backend):
         forward_only = functools.partial(_pool_forward_only, settings=settings)
         differentiable = functools.partial(_pool_zeroed, settings=settings)
         return zero_for_gradient(forward_only, differentiable, problem)
+
+    def scores(self, problem: Problem, settings: Settings) -> Array:
+        if not settings.exact:
+            return super().scores(problem, settings)
+        return ScorePlan.of(problem, lifted=False).run(ScorePath.dense_scores)
 
 
 def _lack_of_regime(request: Request) -> str | None:
@@ -204,9 +219,23 @@ def _pool_zeroed(problem: Problem, settings: Settings) -> tuple[Array, Array]:
 
 
 def _pool(problem: Problem, settings: Settings, raw_values: bool = False) -> tuple[Array, Array]:
-    plan = ScorePlan.of(problem, tile_form=False)
+    plan = ScorePlan.of(problem, tile_form=False, lifted=not settings.exact)
     passes = [_prepare(problem, path, settings, raw_values) for path in plan.paths]
     return plan.pool(problem, passes, settings.device, branch=True)
+
+
+def _is_short(score: Score, axes: Axes) -> bool:
+    """Whether tanh in registers is faster than the lift of an additive score."""
+    if score.tanh_vector() is None or lift_policy().anywhere:
+        return False
+    return axes.T * axes.S < LIFTED_SINCE * (axes.T + axes.S)
+
+
+def _holds_scores(axes: Axes, normalize: Normalizer, blocks: Blocks | None) -> bool:
+    """Whether exact additive scores are held all at once: short sequences."""
+    from regard.pool.kernels.tanh_dense import is_short
+
+    return type(normalize) is Softmax and blocks is None and is_short(axes)
 
 
 def _regime(problem: Problem) -> Normalizer | None:
@@ -217,6 +246,7 @@ def _prepare(
     problem: Problem, path: ScorePath, settings: Settings, raw_values: bool
 ) -> tuple[Pass, Any]:
     # Imported when first used: loading Pallas takes a tenth of `import regard`.
+    from regard.pool.kernels.tanh_dense import DenseTanhPass
     from regard.pool.kernels.tanh_pass import TanhOperands, TanhPass
     from regard.pool.kernels.wide_values import WIDEST, WideValues
 
@@ -228,11 +258,12 @@ def _prepare(
     if path.lift is None:
         score, x, y = cast(Any, path.scored)
         terms = problem.softcap, _regime(problem)
-        exact = TanhPass(axes, dtype, rate, settings.kernel == "interpret", blocks, *terms)
+        kind = DenseTanhPass if _holds_scores(axes, problem.normalize, blocks) else TanhPass
+        exact = kind(axes, dtype, rate, settings.kernel == "interpret", blocks, *terms)
         found = exact, TanhOperands(x, y, score, value, problem.bias)
     else:
         found = _by_features(problem, path.lift, value, axes, settings, raw_values)
-    if axes.V > WIDEST:
+    if axes.V > WIDEST and not isinstance(found[0], DenseTanhPass):
         found = WideValues(found[0]), found[1]
     return found
 

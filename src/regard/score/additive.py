@@ -48,8 +48,9 @@ _TILE_FORM_STANDING = (
     f"while abs(x) and abs(y) <= {REACH:g}"
 )
 
-# The narrow lift comes first where it is at most this part of the sine series' width.
-WORTH = 0.75
+# The narrow lift comes first where it is at most this part of the sine series' width, and saves so
+# many products over all pairs: it measures the data first, by many small kernels.
+WORTH, NARROW_SAVES = 0.75, 2.5e10
 
 # A kernel may keep features in float16, where they have to be far from its largest number.
 LARGEST_WEIGHT = 1e4
@@ -197,7 +198,7 @@ class Additive(Score):
             return sines
         vector = align(projected.vector, x.ndim)
         narrow = narrow_lift(x, y, vector, visible, tolerance)
-        if narrow is None or narrow.width() > WORTH * sines.width():
+        if narrow is None or not _worth_measuring(narrow, sines):
             return sines
         return replace(narrow, in_range=_guard(narrow.in_range, vector), otherwise=sines)
 
@@ -296,9 +297,6 @@ def _sine_lift(x: Array, y: Array, vector: Array, visible: Array | None, toleran
     """By the sine series: every tanh within the tolerance."""
     table = SeriesTable.of(tolerance, design_limit(x.shape[-2], y.shape[-2]))
     low, high, shift = _ranges(x, y, visible)
-    x, y = x + repeat_heads(shift, x), y - shift
-    if visible is not None:
-        y = jnp.where(visible[..., None], y, 0)
     reach = jnp.maximum(high, -low)  # [..., K, 1, h]: max abs(x + y) over the pairs
     limits = jnp.asarray(table.limits, reach.dtype)
     entry = jnp.searchsorted(limits, reach, method="compare_all")  # one kernel, not a loop
@@ -306,7 +304,9 @@ def _sine_lift(x: Array, y: Array, vector: Array, visible: Array | None, toleran
     frequency = jnp.asarray(table.frequency, x.dtype)[entry]  # [..., K, 1, h]
     coefficients = jnp.asarray(table.coefficients, x.dtype)[:, entry]  # [R, ..., K, 1, h]
     coefficients = repeat_heads(jnp.moveaxis(coefficients, 0, -2)[..., 0, :, :], x)
-    expansion = SineExpansion(frequency, coefficients * align(vector, x.ndim))  # w: [..., N, 1, h]
+    expansion = SineExpansion(
+        frequency, shift, coefficients * align(vector, x.ndim)
+    )  # w: [.., 1, h]
     in_range = _guard(jnp.all(reach <= float(table.limits[-1])), vector)  # False on NaN too
     standing = (
         f"each tanh within {tolerance:.3g} by {len(table.coefficients)} sines "
@@ -332,6 +332,15 @@ def worth_lifting(query: Array, key: Array) -> bool:
         return True
     T, S = query.shape[-2], key.shape[-2]
     return T * S >= 32 * (T + S) and current_platform(query, key) != "cpu"
+
+
+def _worth_measuring(narrow: Lift, sines: Lift) -> bool:
+    """Whether the narrow lift saves more than it costs to measure the data."""
+    less = sines.width() - narrow.width()
+    if lift_policy().anywhere or narrow.width() > WORTH * sines.width():
+        return narrow.width() <= WORTH * sines.width()
+    B, N, T, _ = narrow.query.shape
+    return B * N * T * narrow.key.shape[-2] * less >= NARROW_SAVES
 
 
 def design_limit(query_len: int, key_len: int) -> float:

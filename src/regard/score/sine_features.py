@@ -18,24 +18,29 @@ from regard.score.contract import repeat_heads
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SineExpansion:
-    """phi(x) = [c_r w sin ω_r x, c_r w cos ω_r x], psi(y) = [cos ω_r y, sin ω_r y].
+    """phi(x) = [c_r w sin ω_r x', c_r w cos ω_r x'], psi(y) = [cos ω_r y', sin ω_r y'].
+
+    With x' = x + shift and y' = y - shift, which have the same sum and smaller angles.
 
     Attributes:
         frequency: [..., K, 1, h], π/2P of the series that each hidden unit uses.
+        shift: [..., K, 1, h].
         amplitude: [..., N, R, h], its coefficients times w.
     """
 
     frequency: Array
+    shift: Array
     amplitude: Array
 
     def query(self, compact: Float[Array, "... T h"]) -> Float[Array, "... T R2h"]:
         terms = self.amplitude.shape[-2]
-        sin, cos = sines(compact * repeat_heads(self.frequency, compact), terms)
+        frequency, shift = (repeat_heads(one, compact) for one in (self.frequency, self.shift))
+        sin, cos = sines((compact + shift) * frequency, terms)
         amplitude = self.amplitude[..., None, :, :]  # [..., N, 1, R, h]
         return _flatten(amplitude * sin, amplitude * cos)
 
     def key(self, compact: Float[Array, "... S h"]) -> Float[Array, "... S R2h"]:
-        sin, cos = sines(compact * self.frequency, self.amplitude.shape[-2])
+        sin, cos = sines((compact - self.shift) * self.frequency, self.amplitude.shape[-2])
         return _flatten(cos, sin)
 
 

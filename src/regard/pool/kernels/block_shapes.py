@@ -63,7 +63,7 @@ DEFAULT = {16: Blocks(128, 64, 64, 8, 2), 32: Blocks(64, 64, 32, 4, 2)}
 _forced: ContextVar[Blocks | None] = ContextVar("blocks", default=None)
 
 
-def forced_blocks(blocks: Blocks) -> AbstractContextManager[None]:
+def forced_blocks(blocks: Blocks | None) -> AbstractContextManager[None]:
     """Forces the block shapes of kernels traced inside; for tests and `regard bench --tune`."""
     return with_value(_forced, blocks)
 

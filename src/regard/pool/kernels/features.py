@@ -37,11 +37,15 @@ def make_features(
         return narrow_features.features(expansion, query, key, dtype, interpret)
     assert isinstance(expansion, SineExpansion)
     h, terms = key.shape[-1], expansion.amplitude.shape[-2]
-    frequency = jnp.broadcast_to(expansion.frequency, (*key.shape[:2], 1, h))
+    frequency, shift = (
+        jnp.broadcast_to(one, (*key.shape[:2], 1, h))
+        for one in (expansion.frequency, expansion.shift)
+    )
     amplitude = jnp.broadcast_to(expansion.amplitude, (*query.shape[:2], terms, h))
     static = _Static(terms, jnp.dtype(dtype), interpret)
-    phi = _sine_features(static, query, repeat_heads(frequency, query), amplitude)
-    return phi, _sine_features(static, key, frequency, None)
+    of_query = repeat_heads(frequency, query), repeat_heads(shift, query)
+    phi = _sine_features(static, query, *of_query, amplitude)
+    return phi, _sine_features(static, key, frequency, -shift, None)
 
 
 def _kernel_can(expansion: Expansion, query: Array, key: Array, dtype: Any) -> bool:
@@ -62,9 +66,9 @@ class _Static(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sine_features(
-    static: _Static, rows: Array, frequency: Array, amplitude: Array | None
+    static: _Static, rows: Array, frequency: Array, shift: Array, amplitude: Array | None
 ) -> Array:
-    """[B, N, T, h] -> [B, N, T, 2Rh], with ω_r = (2r-1)·frequency.
+    """[B, N, T, h] -> [B, N, T, 2Rh], with ω_r = (2r-1)·frequency, of x = rows + shift.
 
     With an amplitude, [B, N, R, h], the query's [a_r sin ω_r x, a_r cos ω_r x]; without one the
     key's [cos ω_r y, sin ω_r y].
@@ -74,17 +78,17 @@ def _sine_features(
     def kernel(*refs: Any) -> None:
         *inputs, features = refs
         at, lanes = program(rows, ROWS)
-        angle = plt.load(inputs[0].at[at, lanes]) * plt.load(inputs[1].at[pl.ds(0, 1), lanes])
+        angle, _ = _angle(inputs, at, lanes)
         for r, (sine, cosine) in enumerate(_odd_multiples(angle, terms)):
             first, second = cosine, sine
             if amplitude is not None:
-                factor = plt.load(inputs[2].at[pl.ds(r, 1), lanes])
+                factor = plt.load(inputs[3].at[pl.ds(r, 1), lanes])
                 first, second = factor * sine, factor * cosine
             for part, offset in ((first, r * h), (second, (terms + r) * h)):
                 where = pl.ds(offset + lanes.start, lanes.size)
                 plt.store(features.at[at, where], part.astype(static.dtype))
 
-    inputs = [rows, frequency] if amplitude is None else [rows, frequency, amplitude]
+    inputs = [rows, frequency, shift] + ([] if amplitude is None else [amplitude])
     inputs = vary_as(inputs, inputs)
     shape = (*rows.shape[:3], 2 * terms * h)
     return pl.pallas_call(
@@ -100,24 +104,24 @@ def _sine_features(
 
 
 def _forward(
-    static: _Static, rows: Array, frequency: Array, amplitude: Array | None
-) -> tuple[Array, tuple[Array, Array, Array | None]]:
-    return _sine_features(static, rows, frequency, amplitude), (rows, frequency, amplitude)
+    static: _Static, rows: Array, frequency: Array, shift: Array, amplitude: Array | None
+) -> tuple[Array, tuple[Array, Array, Array, Array | None]]:
+    features = _sine_features(static, rows, frequency, shift, amplitude)
+    return features, (rows, frequency, shift, amplitude)
 
 
 def _backward(
-    static: _Static, residuals: tuple[Array, Array, Array | None], d_features: Array
-) -> tuple[Array, Array, Array | None]:
-    """The frequency comes from a table, by the data's range: it has no gradient."""
-    rows, frequency, amplitude = residuals
+    static: _Static, residuals: tuple[Array, Array, Array, Array | None], d_features: Array
+) -> tuple[Array, Array, Array, Array | None]:
+    """Frequency and shift are picked by the data's range: they have no gradient."""
+    rows, frequency, shift, amplitude = residuals
     terms, h = static.terms, rows.shape[-1]
     blocks = rows.shape[2] // ROWS
 
     def kernel(*refs: Any) -> None:
-        d_features_ref, rows_ref, frequency_ref, *more = refs
+        d_features_ref, inputs, more = refs[0], refs[1:4], refs[4:]
         at, lanes = program(rows, ROWS)
-        turn = plt.load(frequency_ref.at[pl.ds(0, 1), lanes])
-        angle = plt.load(rows_ref.at[at, lanes]) * turn
+        angle, turn = _angle(inputs, at, lanes)
         d_angle = jnp.zeros(angle.shape, jnp.float32)
         for r, (sine, cosine) in enumerate(_odd_multiples(angle, terms)):
             first, second = (
@@ -135,7 +139,7 @@ def _backward(
             plt.store(more[2].at[where, lanes], d_factor[None, :])
         plt.store(more[-1 if amplitude is None else 1].at[at, lanes], d_angle * turn)
 
-    inputs = [d_features, rows, frequency] + ([] if amplitude is None else [amplitude])
+    inputs = [d_features, rows, frequency, shift] + ([] if amplitude is None else [amplitude])
     inputs = vary_as(inputs, inputs)
     shapes = [rows.shape]
     if amplitude is not None:
@@ -153,10 +157,17 @@ def _backward(
     d_amplitude = None
     if amplitude is not None:
         d_amplitude = d_factors[0].reshape(*rows.shape[:2], blocks, terms, h).sum(2)
-    return d_rows.astype(rows.dtype), jnp.zeros_like(frequency), d_amplitude
+    zeros = jnp.zeros_like(frequency)
+    return d_rows.astype(rows.dtype), zeros, zeros, d_amplitude
 
 
 _sine_features.defvjp(_forward, _backward)
+
+
+def _angle(inputs: Any, at: Any, lanes: Any) -> tuple[Array, Array]:
+    """(x + shift) · frequency, and the frequency."""
+    turn, shift = (plt.load(one.at[pl.ds(0, 1), lanes]) for one in inputs[1:3])
+    return (plt.load(inputs[0].at[at, lanes]) + shift) * turn, turn
 
 
 def _odd_multiples(angle: Array, terms: int) -> Iterator[tuple[Array, Array]]:

@@ -21,6 +21,8 @@ from regard.score.narrow_features import NarrowExpansion
 # Of one program: each coefficient that it loads serves all of its rows. As many as leave no
 # register spilled, compiled for sm_90: up to MOST_FEATURES twice as many in the forward pass.
 ROWS, MOST_FEATURES = 16, 8
+UNROLLED = 1  # terms of one iteration
+EACH, WIDE = 0, True
 
 
 def can(query: Array, key: Array) -> bool:
@@ -68,24 +70,32 @@ class _Tables(NamedTuple):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _features(static: _Static, rows: Array, tables: _Tables, amplitude: Array | None) -> Array:
     """[B, N, T, h] -> [B, N, T, rank h]: amplitude · p_j(tanh(scale x + shift))."""
-    h, block = rows.shape[-1], ROWS
-    if static.rank <= MOST_FEATURES and rows.shape[2] % (2 * ROWS) == 0:
+    h, block, each = rows.shape[-1], ROWS, static.rank
+    if EACH and static.rank % EACH == 0:
+        each = EACH
+    if WIDE and rows.shape[2] % (2 * ROWS) == 0:
         block = 2 * ROWS
+    across = h // lanes_of(h)
 
     def kernel(*refs: Any) -> None:
         *inputs, out = refs
-        at, lanes = program(rows, block)
+        at = pl.ds(pl.program_id(0) * block, block)
+        lanes = pl.ds(jax.lax.rem(pl.program_id(1), jnp.int32(across)) * lanes_of(h), lanes_of(h))
+        first = jax.lax.div(pl.program_id(1), jnp.int32(across)) * each
         t = _squashed(inputs, at, lanes)
 
         def add(m: Any, value: Array, slope: Array, totals: list[Array]) -> list[Array]:
-            found = _coefficients(static, inputs[3], m, lanes)
+            found = [
+                plt.load(inputs[3].at[pl.ds(m * static.rank + first + j, 1), lanes])
+                for j in range(each)
+            ]
             return [total + one * value for total, one in zip(totals, found, strict=True)]
 
-        totals = _sum_over_terms(static, t, add, [jnp.zeros(t.shape, t.dtype)] * static.rank)
+        totals = _sum_over_terms(static, t, add, [jnp.zeros(t.shape, t.dtype)] * each)
         for j, total in enumerate(totals):
             if amplitude is not None:
                 total = total * plt.load(inputs[4].at[pl.ds(0, 1), lanes])
-            where = pl.ds(j * h + lanes.start, lanes.size)
+            where = pl.ds((first + j) * h + lanes.start, lanes_of(h))
             plt.store(out.at[at, where], total.astype(static.dtype))
 
     inputs = [rows, *tables] + ([] if amplitude is None else [amplitude])
@@ -93,7 +103,11 @@ def _features(static: _Static, rows: Array, tables: _Tables, amplitude: Array | 
     shape = (*rows.shape[:3], static.rank * h)
     return pl.pallas_call(
         kernel,
-        grid=grid(rows, block),
+        grid=(
+            rows.shape[2] // block,
+            across * (static.rank // each),
+            rows.shape[0] * rows.shape[1],
+        ),
         in_specs=[whole(array.shape, rows.shape[1]) for array in inputs],
         out_specs=whole(shape, rows.shape[1]),
         out_shape=kernel_result(shape, static.dtype, inputs),
@@ -190,5 +204,10 @@ def _sum_over_terms(
         values = value, 2.0 * t * value - before
         return values, (slope, 2.0 * t * slope - slope_before), sums
 
+    def steps(i: Array, carry: Any) -> Any:
+        for j in range(UNROLLED):
+            carry = step(1 + i * UNROLLED + j, carry)
+        return carry
+
     start = (one, t), (none, one), add(0, one, none, zeros)
-    return jax.lax.fori_loop(1, static.terms, step, start)[2]
+    return jax.lax.fori_loop(0, (static.terms - 1) // UNROLLED, steps, start)[2]
