@@ -1,5 +1,6 @@
 """Parts of a softmax, put together by their log-sum-exp: `merge`, and a sink as one more part."""
 
+import functools
 from typing import Any
 
 import jax
@@ -66,8 +67,11 @@ def merge(*parts: tuple[Array, Array]) -> tuple[Array, Array]:
     shares = jnp.exp(tops - jnp.where(lse == -jnp.inf, 0.0, lse)[None])  # of an empty row: 0
     if len(shape) == 4:
         shares = shares.swapaxes(-1, -2)  # as outputs lie: [parts, B, T, N]
-    outs = jnp.stack([out.astype(wide) for out, _ in pairs])
-    return jnp.sum(outs * shares[..., None], 0).astype(out_dtype), lse
+    # Not of one stacked array, which would be written and read once more.
+    terms = [
+        out.astype(wide) * share[..., None] for (out, _), share in zip(pairs, shares, strict=True)
+    ]
+    return functools.reduce(jnp.add, terms).astype(out_dtype), lse
 
 
 def log_sum_exp(scores: Array, axis: int = -1) -> Array:
