@@ -154,6 +154,28 @@ def _hessian_products(score):
     return jax.jit(lambda: (product("pallas"), product("reference")))()
 
 
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_keys_of_16_bits_are_not_rounded_again(dtype, softcap):
+    """Far from the origin, where k - c has more digits than they have: the log-sum-exp is that of
+    the reference in float32. Rounding k - c would move it by 1e-5 in float16.
+    """
+    rng, lens = np.random.default_rng(0), jnp.asarray([300, 123], jnp.int32)
+    query, key = (
+        jnp.asarray(50.0 + rng.standard_normal((2, count, heads, 16)), dtype)
+        for count, heads in ((2, 4), (300, 2))
+    )
+
+    def lse(query, key, implementation):
+        score = regard.Gaussian(3.0)
+        pool = functools.partial(regard.attend, score=score, valid_lens=lens, softcap=softcap)
+        return pool(query, key, key, implementation=implementation, return_lse=True)[1]
+
+    expected = lse(query.astype(jnp.float32), key.astype(jnp.float32), "reference")
+    with interpreted_kernels():
+        assert_close(lse(query, key, "pallas"), expected, 2e-6, "log-sum-exp")
+
+
 # ---------------------------------------------------------------------------------------------
 # Programs for a GPU that is not here.
 

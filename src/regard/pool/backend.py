@@ -52,7 +52,7 @@ class Pages(NamedTuple):
 
     def keys(self, at: Array, S: int) -> Array:
         """Some of the S keys of each example, by number: [B, K, n] -> [B, K, n, F]."""
-        at, page, (_, K, slots, _) = at.astype(jnp.int32), self.page(S), self.key.shape
+        page, (_, K, slots, _) = self.page(S), self.key.shape
         number = jnp.take_along_axis(self.table, at // page, axis=-1)
         slot = jnp.clip(number, 0, slots // page - 1) * page + at % page
         heads = jnp.arange(K, dtype=jnp.int32)[:, None]

@@ -22,7 +22,7 @@ from regard.score.contract import (
 )
 from regard.shapes import require_one_width
 
-SAMPLE = 256  # the mean of at least so many keys stands for the mean of all
+SAMPLE = 64  # the mean of at least so many keys stands for the mean of all
 
 
 @jax.tree_util.register_dataclass
@@ -31,7 +31,7 @@ class Gaussian(Score):
     """Gaussian kernel: a(q, k) = -‖q - k‖² / (2 width²), Nadaraya–Watson under softmax.
 
     Lift: exact up to a per-query constant (tests/score/test_gaussian.py). With c the mean of the
-    visible keys (of some 256 where all are visible), expanding the square gives
+    visible keys (of some 64 where all are visible), expanding the square gives
     (q-c).(k-c)/width² - ‖k-c‖²/2width², plus -‖q-c‖²/2width², which is constant per query, so that
     softmax does not change. Without c, float32 would lose all digits far from the origin; the
     norms are always float32. The rounding error is that of squared distances *from c*: about
@@ -151,12 +151,12 @@ def _sample(
         return key, jnp.ones(key.shape[:-1], bool)
     if S <= SAMPLE and read is None:
         return key, visible
-    first = jnp.argmax(visible, axis=-1, keepdims=True)
-    last = S - 1 - jnp.argmax(visible[..., ::-1], axis=-1, keepdims=True)
+    index = jnp.arange(S, dtype=jnp.int32).reshape((1,) * (visible.ndim - 1) + (-1,))
+    first = jnp.where(visible, index, S - 1).min(-1, keepdims=True)  # [..., 1]
+    last = jnp.where(visible, index, 0).max(-1, keepdims=True)
     count = min(S, SAMPLE)
-    step = (last - first + count) // count  # [..., 1], at least 1
-    number = jnp.arange(count, dtype=first.dtype).reshape((1,) * (first.ndim - 1) + (-1,))
-    at = jnp.minimum(first + number * step, last)
+    step = (last - first + count) // count  # at least 1, where any is visible
+    at = jnp.clip(first + index[..., :count] * step, 0, last)  # [..., count]
     seen = jnp.take_along_axis(visible, at, axis=-1)
     if read is not None:
         return read(at, S), seen

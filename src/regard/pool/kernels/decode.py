@@ -63,10 +63,11 @@ class RowScore(Protocol):
 
 @dataclass(frozen=True)
 class Products:
-    """scale · phi · psi + square ‖psi‖², psi = key - center.
+    """scale · phi · psi + square ‖psi‖², psi = key - center in float32.
 
     Reads phi [rows, width] and, where there are, phi_low (what rounding took from phi), square
-    [rows] and center [width].
+    [rows] and center [width]. Keys of 16 bits are multiplied as they are, and not rounded again:
+    phi · center is taken off by `query_bias`.
 
     Attributes:
         scale: positive, in natural units.
@@ -85,9 +86,10 @@ class Products:
 
     def scores(self, named: dict[str, Any], key: Array) -> Array:
         psi = self._psi(named, key)
-        found = dot(plt.load(named["phi"]), psi, (1, 1), self.precision)
+        right = psi if key.dtype == jnp.float32 else key
+        found = dot(plt.load(named["phi"]), right, (1, 1), self.precision)
         if "phi_low" in named:
-            found = found + dot(plt.load(named["phi_low"]), psi, (1, 1), self.precision)
+            found = found + dot(plt.load(named["phi_low"]), right, (1, 1), self.precision)
         found = found * (self.scale * LOG2_E)
         if "square" in named:
             square = plt.load(named["square"]) * LOG2_E
@@ -98,29 +100,28 @@ class Products:
         self, named: dict[str, Any], key: Array, d_scores: Array
     ) -> tuple[Array, tuple[Array, ...]]:
         psi, phi = self._psi(named, key), plt.load(named["phi"])
-        d_half = d_scores.astype(psi.dtype)
-        d_phi = dot(d_half, psi, (1, 0), self.precision)
+        d_half = d_scores.astype(key.dtype)
+        d_phi = dot(d_half, psi.astype(key.dtype), (1, 0), self.precision)
         d_key = dot(d_half.T, phi, (1, 0), self.precision) * self.scale
         if "square" not in named:
             return d_key, (d_phi, jnp.zeros((d_scores.shape[0],), jnp.float32))
         weight = (d_scores * plt.load(named["square"])[:, None]).sum(axis=0)
-        d_key = d_key + (2.0 * weight)[:, None] * psi.astype(jnp.float32)
+        d_key = d_key + (2.0 * weight)[:, None] * psi
         return d_key, (d_phi, (d_scores * _norms(psi)[None, :]).sum(axis=1))
 
     def _psi(self, named: dict[str, Any], key: Array) -> Array:
+        psi = key.astype(jnp.float32)
         if "center" in named:
-            center = plt.load(named["center"])
-            key = (key.astype(jnp.float32) - center[None, :]).astype(key.dtype)
+            psi = psi - plt.load(named["center"])[None, :]
         if self.in_tf32:
-            bits = lax.bitcast_convert_type(key, jnp.int32)
-            key = lax.bitcast_convert_type((bits + 0x1000) & ~0x1FFF, jnp.float32)
-        return key
+            bits = lax.bitcast_convert_type(psi, jnp.int32)
+            psi = lax.bitcast_convert_type((bits + 0x1000) & ~0x1FFF, jnp.float32)
+        return psi
 
 
 def _norms(psi: Array) -> Array:
     """‖psi‖², [keys]."""
-    wide = psi.astype(jnp.float32)
-    return (wide * wide).sum(axis=1)
+    return (psi * psi).sum(axis=1)
 
 
 @dataclass(frozen=True)

@@ -386,7 +386,8 @@ class DecodePass(KernelDerivatives):
             arrays["key_bias"] = pad(operands.key_bias.astype(jnp.float32) * LOG2_E, {2: S})
         if operands.query_bias is not None:
             of_query = self._by_row(operands.query_bias.astype(jnp.float32) * LOG2_E)
-            arrays["query_bias"] = pad(of_query, {2: T})
+            of_query = pad(of_query, {2: T})
+            arrays["query_bias"] = arrays.get("query_bias", 0.0) + of_query
         if operands.bias is not None:
             bias = operands.bias
             if bias.shape[1] > 1 or bias.shape[2] > 1:
@@ -415,8 +416,13 @@ class DecodePass(KernelDerivatives):
             square = self._by_row(operands.square.astype(jnp.float32))
             arrays["square"] = pad(square, {2: static.T})
         if operands.center is not None:
-            center = operands.center[:, :, 0].astype(jnp.float32)
-            arrays["center"] = pad(center, {2: score.width})
+            center = pad(operands.center[:, :, 0].astype(jnp.float32), {2: score.width})
+            arrays["center"] = center
+            if dtype != jnp.float32:  # the product that `Products` leaves in the scores
+                phi = arrays["phi"].astype(jnp.float32)
+                phi = phi + arrays["phi_low"].astype(jnp.float32) if "phi_low" in arrays else phi
+                product = (phi * center[:, :, None]).sum(-1)
+                arrays["query_bias"] = product * (-self.scale * LOG2_E)
         return arrays
 
     def _mask(self, allowed: Allowed, T: int, S: int) -> dict[str, Array]:
