@@ -100,7 +100,8 @@ class Additive(Score):
     numbers that are spread as these are, and their error over all pairs of this call is measured.
     Where it is too large, a sine series is tried, which needs twice the width and holds for every
     pair in a range; where the data leave that too, the definition runs: the lift is never silently
-    outside its tolerance. On a CPU, where no matrix unit makes the lift worth while, scores are
+    outside its tolerance. Short sequences take the sines first, and shorter ones the definition,
+    where these are faster. On a CPU, where no matrix unit makes the lift worth while, scores are
     exact at every tolerance.
 
     Example:
