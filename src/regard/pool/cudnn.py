@@ -320,6 +320,8 @@ def _score_lacks(request: Request) -> Iterator[str]:
         return
     if lift.key_bias is not None:
         yield f"cannot add the number per key that {name}'s lift comes with"
+    if lift.distance_bias is not None:
+        yield f"cannot add the number per distance that {name}'s lift comes with"
     if (
         lift.expansion is not None
         or lift.in_range is not None
