@@ -82,8 +82,9 @@ CHOOSY = {
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Manhattan(regard.Score):
-    """-rate . |q - k|: a score that the library does not have and cannot lift, as a user writes
-    it.
+    """-rate . |q - k|: a score that the library does not have and cannot lift, as a user writes it.
+
+    Numbers of 16 bits are often equal: the slope there is 0, as in the oracle; of jnp.abs it is 1.
     """
 
     rate: Any
@@ -91,7 +92,8 @@ class Manhattan(regard.Score):
     def scores(self, query, key):
         wide = jnp.float64 if query.dtype == jnp.float64 else jnp.float32
         query, key, rate = (x.astype(wide) for x in (query, key, self.rate))
-        apart = jnp.abs(query[..., :, None, :] - key[..., None, :, :])  # [..., T, S, D]
+        apart = query[..., :, None, :] - key[..., None, :, :]  # [..., T, S, D]
+        apart = apart * jnp.sign(apart)
         return -jnp.einsum("...d,d->...", apart, rate)
 
 

@@ -267,9 +267,13 @@ def _visit_tiles(
         bounds = visited_blocks(plan, allowed)
         weights_of, sinks = _smooth_weights if smooth else _weights, None
         if problem.sink is not None:  # per query, as stats lie: [groups, Z, rows, 1]
-            length = plan.query_blocks * plan.tiling.block_q
-            shape = (problem.axes.B, problem.axes.N, length)
-            rows = jnp.broadcast_to(sink_rows(problem.sink).astype(plan.wide), shape)
+            axes, length = problem.axes, plan.query_blocks * plan.tiling.block_q
+            rows = sink_rows(problem.sink).astype(plan.wide)
+            constant = path.omitted_constant(problem)
+            if constant is not None:  # the keys' scores lack it, which the sink is compared with
+                rows = rows - constant.astype(plan.wide)
+            rows = jnp.broadcast_to(rows, (axes.B, axes.N, axes.T))
+            rows = jnp.pad(rows, ((0, 0), (0, 0), (0, length - axes.T)))
             sinks = rows.reshape(plan.groups, *plan.lead, length, 1)
 
         def group(index: Array) -> Any:

@@ -27,9 +27,9 @@ AMPERE, HOPPER = (8, 0), (9, 0)
 MOSAIC_SINCE = (0, 11)  # the JAX whose Mosaic GPU lowering hopper.py is written for
 _DTYPES = ("bfloat16", "float16", "float32")
 
-# A lift of an additive score costs T + S and saves T·S, against tanh in registers: it is taken
-# where T·S is so many times T + S.
-LIFTED_SINCE = 300
+# Against tanh in registers, a lift of an additive score costs T + S, and time for several small
+# kernels; it saves T·S. It is taken where T·S is so many times T + S, and so many tanhs are saved.
+LIFTED_SINCE, LIFT_SAVES = 100, 2.5e8
 
 _interpreted: ContextVar[bool] = ContextVar("interpreted", default=False)
 
@@ -228,7 +228,9 @@ def _is_short(score: Score, axes: Axes) -> bool:
     """Whether tanh in registers is faster than the lift of an additive score."""
     if score.tanh_vector() is None or lift_policy().anywhere:
         return False
-    return axes.T * axes.S < LIFTED_SINCE * (axes.T + axes.S)
+    B, N, T, S = axes.B, axes.N, axes.T, axes.S
+    tanhs = B * N * T * S * score.tanh_vector().shape[-1]
+    return T * S < LIFTED_SINCE * (T + S) or tanhs < LIFT_SAVES
 
 
 def _holds_scores(axes: Axes, normalize: Normalizer, blocks: Blocks | None) -> bool:

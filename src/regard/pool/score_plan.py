@@ -47,6 +47,12 @@ class ScorePath:
         key = self.lift.key if self.lift is not None else cast(Any, self.scored)[2]
         return key.shape[1]
 
+    def omitted_constant(self, problem: "Problem") -> Array | None:
+        """A lift's constant per query, [B, N, T]: softmax cannot see it, so that no pass adds it to
+        scores, but a log-sum-exp and a sink can. With a soft cap every pass adds it.
+        """
+        return None if self.lift is None or problem.softcap is not None else self.lift.query_bias
+
     def dense_scores(self) -> Array:
         """The scores of every pair, [B, N, T, S]."""
         if self.lift is not None:
@@ -157,11 +163,9 @@ class ScorePlan(NamedTuple):
         return found, self.lift_ran()
 
     def _with_constant(self, problem: "Problem", lse: Array) -> Array:
-        """Adds a lift's constant per query to the log-sum-exp: softmax cannot see it, so that no
-        pass adds it to scores. With a soft cap every pass does.
-        """
-        biases = [None if path.lift is None else path.lift.query_bias for path in self.paths]
-        if all(bias is None for bias in biases) or problem.softcap is not None:
+        """Adds the constant that the path which is taken omits to the log-sum-exp."""
+        biases = [path.omitted_constant(problem) for path in self.paths]
+        if all(bias is None for bias in biases):
             return lse
         each = [jnp.zeros_like(lse) if one is None else one.astype(lse.dtype) for one in biases]
         constant = each[0] if self.taken is None else lax.select_n(self.taken, *each)

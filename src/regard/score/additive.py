@@ -48,9 +48,10 @@ _TILE_FORM_STANDING = (
     f"while abs(x) and abs(y) <= {REACH:g}"
 )
 
-# The narrow lift comes first where it is at most this part of the sine series' width, and saves so
-# many products over all pairs: it measures the data first, by many small kernels.
-WORTH, NARROW_SAVES = 0.75, 2.5e10
+# The narrow lift comes first where it is at most this part of the sine series' width. It measures
+# the data first, which costs T + S, and time for many small kernels; it saves T·S. So it is taken
+# where T·S is so many times T + S, and it saves so many products over all pairs.
+WORTH, NARROW_SINCE, NARROW_SAVES = 0.75, 1000, 2.5e10
 
 # A kernel may keep features in float16, where they have to be far from its largest number.
 LARGEST_WEIGHT = 1e4
@@ -99,7 +100,8 @@ class Additive(Score):
     numbers that are spread as these are, and their error over all pairs of this call is measured.
     Where it is too large, a sine series is tried, which needs twice the width and holds for every
     pair in a range; where the data leave that too, the definition runs: the lift is never silently
-    outside its tolerance. On a CPU, where no matrix unit makes the lift worth while, scores are
+    outside its tolerance. Short sequences take the sines first, and shorter ones the definition,
+    where these are faster. On a CPU, where no matrix unit makes the lift worth while, scores are
     exact at every tolerance.
 
     Example:
@@ -339,8 +341,8 @@ def _worth_measuring(narrow: Lift, sines: Lift) -> bool:
     less = sines.width() - narrow.width()
     if lift_policy().anywhere or narrow.width() > WORTH * sines.width():
         return narrow.width() <= WORTH * sines.width()
-    B, N, T, _ = narrow.query.shape
-    return B * N * T * narrow.key.shape[-2] * less >= NARROW_SAVES
+    (B, N, T, _), S = narrow.query.shape, narrow.key.shape[-2]
+    return T * S >= NARROW_SINCE * (T + S) and B * N * T * S * less >= NARROW_SAVES
 
 
 def design_limit(query_len: int, key_len: int) -> float:
