@@ -199,6 +199,9 @@ ALIBI = ScoreRow(
 RELATIVE = ScoreRow(
     regard.RelativeBias, oracle.RelativeBias, (8, 8), lambda normal, N: {"table": normal(N, 9)}
 )
+TWO_SIDED = ScoreRow(
+    partial(regard.Alibi, two_sided=True), oracle.TwoSidedAlibi, (6, 6), ALIBI.draw
+)
 
 
 def _row(name, widths):
@@ -215,6 +218,9 @@ SCORES = SINGLE_SCORES | {
     ),
     "dot + alibi per head": summed((_row("dot", (8, 8)), None), (ALIBI, None)),
     "dot + c relative bias per head": summed((_row("dot", (8, 8)), None), (RELATIVE, "one")),
+    "gaussian + two-sided alibi per head": summed(
+        (SINGLE_SCORES["gaussian"], None), (TWO_SIDED, None)
+    ),
     "rotary gaussian, half turned": ScoreRow(
         lambda **parameters: regard.Rotary(regard.Gaussian(**parameters), 100.0, 0.5),
         lambda parameters: oracle.Rotary(oracle.Gaussian, parameters, 0.5, base=100.0),

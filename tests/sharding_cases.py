@@ -60,6 +60,11 @@ CASES = {
         dict(score=regard.Gaussian(jnp.float32(1.3)), valid_lens=PER_HEAD),
     ),
     "gaussian per head, one key head": (ALL, 1, dict(score=regard.Gaussian(1 + draw(N) ** 2))),
+    "by distance": (
+        FUSED,
+        4,
+        dict(score=regard.Dot() + regard.RelativeBias(draw(2 * S + 1)), valid_lens=PER_QUERY),
+    ),
     "bilinear": (ALL, N, dict(score=regard.Bilinear(draw(D, D)))),
     "bilinear per head, segments": (
         FUSED,

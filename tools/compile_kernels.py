@@ -70,6 +70,13 @@ def calls() -> dict[str, Call]:
     )
     for h in (64, 256):
         found[f"short additive {h}"] = attention(64, 50, 50, 1, 1, h, 512, score=additive(h))
+    for D in (64, 128, 256):
+        score = regard.Dot() + regard.Alibi(two_sided=True)
+        found[f"by distance {D}"] = attention(4, 4096, 4096, 16, 16, D, D, score=score)
+    found["by distance float32 64"] = attention(
+        4, 4096, 4096, 16, 16, 64, 64, "float32", score=score
+    )
+    found["plain 64"] = attention(4, 4096, 4096, 16, 16, 64, 64, softcap=30.0)
     for D in (64, 128):
         for regime in (regard.Sparsemax(), regard.Hard(True), regard.Kernel(jax.nn.softplus)):
             name = f"{type(regime).__name__.lower()} {D}"

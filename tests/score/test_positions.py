@@ -274,7 +274,7 @@ class TestGivenPositions:
 
 
 class TestWhereItRuns:
-    @pytest.mark.parametrize("name", ["rotary", "alibi"])
+    @pytest.mark.parametrize("name", ["rotary", "alibi", "two-sided alibi", "table", "T5"])
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
     def test_the_kernels_run_lifts(self, name, dtype):
         query, key, value = arrays(32, dtype=dtype, width=16)
@@ -287,11 +287,12 @@ class TestWhereItRuns:
         eps = float(jnp.finfo(dtype).eps)
         assert_close(np.float32(found), np.float32(wanted), max(2 * eps, 4e-6))
 
-    def test_what_has_no_lift_is_refused_by_name(self):
+    def test_given_positions_are_refused_by_name(self):
         query, key, value = arrays(32)
+        given = dict(query_positions=jnp.arange(32), implementation="pallas")
         for name, named in (("table", r"Dot \+ RelativeBias"), ("two-sided alibi", r"Alibi\(two")):
             with interpreted(), pytest.raises(NotImplementedError, match=f"{named}.* has no lift"):
-                regard.attend(query, key, value, score=SCORES[name], implementation="pallas")
+                regard.attend(query, key, value, score=SCORES[name], **given)
 
     def test_a_gpu_runs_rotary_by_cudnn_and_alibi_by_the_kernels(self):
         shapes = [(2, 256, 4, 64), (2, 256, 4, 64), (2, 256, 4, 64)]
@@ -301,11 +302,13 @@ class TestWhereItRuns:
                 regard.explain(*tensors, score=SCORES[name], mask=CAUSAL).split()[0]
                 for name in ("rotary", "alibi", "two-sided alibi", "T5")
             ]
-        assert first == ["cudnn", "pallas", "blockwise", "blockwise"]
+        assert first == ["cudnn", "pallas", "pallas", "pallas"]
 
     def test_explain_names_the_parts(self):
         text = regard.explain(*arrays(), score=SCORES["all"])
         assert "score: Rotary(Dot + Gaussian) + Alibi + c * RelativeBias\n" in text
+        text = regard.explain(*arrays(), score=SCORES["T5"], implementation="blockwise")
+        assert "scores by an inner product of width 8, exact, and a number per distance" in text
         text = regard.explain(*arrays(), score=SCORES["alibi"], softcap=3.0, sink=0.0)
         assert "score: Dot + Alibi, softcap, sink\n" in text
 

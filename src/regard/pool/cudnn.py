@@ -327,6 +327,8 @@ def _score_lacks(request: Request) -> Iterator[str]:
         return
     if lift.key_bias is not None:
         yield f"cannot add the number per key that {name}'s lift comes with"
+    if lift.distance_bias is not None:
+        yield f"cannot add the number per distance that {name}'s lift comes with"
     width, value_width = lift.width(), request.axes.V
     if request.value_dtype is not None and width != value_width:
         yield (

@@ -300,5 +300,6 @@ def _by_features(
         lift.raw_queries if lift.in_range is None else None,
         None if unseen else lift.query_bias,
         problem.bias,
+        lift.distance_bias,
     )
     return static, operands

@@ -117,6 +117,8 @@ class ScorePlan(NamedTuple):
             text = path.standing
             if path.lift is not None:
                 text = f"by an inner product of width {path.lift.width()}, {text}"
+                if path.lift.distance_bias is not None:
+                    text = f"{text}, and a number per distance"
             texts.append(text)
         return "; where that does not hold, decided on the data at run time, ".join(texts)
 

@@ -8,7 +8,7 @@ and matrix products (cuBLAS) do the rest.
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from regard.mask import Allowed
 from regard.normalize.contract import Normalizer
 from regard.pool.kernels.backward_narrow import Cotangents, backward_narrow
 from regard.pool.kernels.backward_wide import d_scores
-from regard.pool.kernels.bias_gradient import bias_gradient
+from regard.pool.kernels.bias_gradient import bias_gradient, distance_gradient
 from regard.pool.kernels.block_shapes import Blocks, pick_blocks
 from regard.pool.kernels.features import make_features
 from regard.pool.kernels.forward import forward
@@ -37,7 +37,7 @@ from regard.pool.kernels.padding import (
     with_delta,
 )
 from regard.pool.kernels.tile import LOG2_E, OF_TOKENS, FeatureScore, KernelPlan
-from regard.pool.xla_tiles import Operands
+from regard.pool.xla_tiles import Operands, pad_distances
 from regard.score.contract import (
     Expansion,
     Lift,
@@ -66,6 +66,7 @@ class FeatureOperands:
         value: [B, K, S, V].
         query_bias: [B, N, T], where a soft cap or the regime can see it; None is zero.
         bias: [B|1, N|1, T|1, S|1]; None is zero.
+        distance_bias: the lift's, [1, N|1, T + S - 1]; None is zero.
         raw_queries: the lift's; hopper.py takes its query and bias. The gradients go by way of the
             others, so that its own cotangents are 0.
     """
@@ -78,6 +79,7 @@ class FeatureOperands:
     raw_queries: RawQueries | None = None
     query_bias: Array | None = None
     bias: Array | None = None
+    distance_bias: Array | None = None
 
     def width(self) -> int:
         """Of the features."""
@@ -87,6 +89,8 @@ class FeatureOperands:
 @dataclass(frozen=True)
 class FeaturePass(KernelDerivatives):
     """Pooling with the scores scale · phi(q) · psi(k) + key_bias, soft cap, + bias.
+
+    key_bias stands for the numbers per query and per distance too.
 
     Attributes:
         softcap: see `attend`; regime: how scores become weights, None is softmax.
@@ -115,8 +119,8 @@ class FeaturePass(KernelDerivatives):
         biases = (operands.query_bias, operands.key_bias)
         of_query, of_key = (None if bias is None else bias[..., None] for bias in biases)
         query = (operands.query.astype(jnp.float32) * self.scale, of_query)
-        key, bias = (operands.key, of_key), operands.bias
-        return Operands(None, operands.expansion, query, key, operands.value, bias)
+        key, biases = (operands.key, of_key), (operands.bias, operands.distance_bias)
+        return Operands(None, operands.expansion, query, key, operands.value, *biases)
 
     def forward(
         self,
@@ -131,6 +135,7 @@ class FeaturePass(KernelDerivatives):
             # Not in the backward pass, where gradients may be too small for float16.
             dtype = jnp.dtype(jnp.float16)
         plain = self.softcap is None and operands.bias is None and self.regime is None
+        plain = plain and operands.distance_bias is None
         if plain and _fits_hopper(self.device, (dtype, operands.value.dtype), allowed, seed):
             out, stats = self._on_hopper(dtype, operands, allowed)
         else:
@@ -182,21 +187,33 @@ class FeaturePass(KernelDerivatives):
             found.value[:, :, :S, :V].astype(operands.value.dtype),
             jax.tree.map(jnp.zeros_like, operands.raw_queries),
             _cut(found.query_bias, T, of_query),
-            self._d_bias(static, arrays, mask, operands.bias),
+            *self._d_biases(static, arrays, mask, operands),
         )
 
-    def _d_bias(
-        self, static: KernelPlan, arrays: dict[str, Array], mask: KernelMask, bias: Array | None
-    ) -> Array | None:
-        if bias is None:
-            return None
+    def _d_biases(
+        self,
+        static: KernelPlan,
+        arrays: dict[str, Array],
+        mask: KernelMask,
+        operands: FeatureOperands,
+    ) -> tuple[Array | None, Array | None]:
+        """Of the bias, and of the numbers per distance."""
+        bias, numbers = operands.bias, operands.distance_bias
+        if bias is None and numbers is None:
+            return None, None
         blocks = self.forced or BIAS_BLOCKS[8 * jnp.dtype(self.dtype).itemsize]
-        queries, keys = math.gcd(blocks.queries, static.T), math.gcd(blocks.keys, static.S)
-        blocks = replace(blocks, queries=queries, keys=keys)
+        size = math.gcd(blocks.queries, blocks.keys, static.T, static.S)
+        blocks = replace(blocks, queries=size, keys=size)
         static = replace(static, blocks=blocks, tokens_first=False)
-        bounds = mask.bounds(static.tile, static.T, static.S)
-        found = bias_gradient(static, arrays | {"bounds": bounds}, arrays["bias"].shape)
-        return found[tuple(slice(size) for size in bias.shape)].astype(bias.dtype)
+        arrays = arrays | {"bounds": mask.bounds(static.tile, static.T, static.S)}
+        if bias is not None:
+            found = bias_gradient(static, arrays, arrays["bias"].shape)
+            bias = found[tuple(slice(size) for size in bias.shape)].astype(bias.dtype)
+        if numbers is not None:
+            found = distance_gradient(static, arrays, numbers.shape[1])
+            first = static.T - self.axes.T  # padded queries' come first, padded keys' last
+            numbers = found[..., first : first + numbers.shape[2]].astype(numbers.dtype)
+        return bias, numbers
 
     def _backward_wide(self, static: KernelPlan, arrays: dict[str, Array]) -> Cotangents:
         """Of psi, value and key bias summed over a group's heads. Sums over stripes are in float32
@@ -353,7 +370,8 @@ class FeaturePass(KernelDerivatives):
             T = round_up(axes.T, stripe_rows(axes, blocks.queries, S, self.dtype))
         chunk = min(blocks.chunk, whole) if narrow is None else whole
         precision = matmul_precision(self.dtype, exact=operands.expansion is not None)
-        score = FeatureScore(round_up(width, chunk), chunk, self.scale * LOG2_E, precision)
+        width = round_up(max(width, 1), chunk)  # numbers per key or per distance alone: zeros
+        score = FeatureScore(width, chunk, self.scale * LOG2_E, precision)
         static = KernelPlan(
             score,
             blocks,
@@ -397,6 +415,10 @@ class FeaturePass(KernelDerivatives):
             of_query = operands.query_bias.astype(jnp.float32) * LOG2_E
             arrays["query_bias"] = pad(of_query, {2: static.T})
         arrays |= pad_bias(operands.bias, static.T, S)
+        if operands.distance_bias is not None:
+            numbers = operands.distance_bias.astype(jnp.float32) * LOG2_E
+            sizes = (self.axes.T, self.axes.S), (static.T, S)
+            arrays["distance_bias"] = cast(Array, pad_distances(numbers, *sizes))
         return arrays | pad_dropout(seed, self.axes, static.T, static.S)
 
 

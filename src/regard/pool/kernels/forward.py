@@ -30,10 +30,10 @@ def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Any]:
         static: sizes, blocks, and how scores are made.
         arrays: by name, each [B|1, N|K|1, ...]: what `static.score` reads; value [.., S, V];
             bounds [.., query blocks, 4] int32 (see pool/tile.py); and where there are any,
-            key_bias [.., S] and, for a soft cap, query_bias [.., T] float32 in units of log2; bias
-            [.., T|1, S|1]; start, end [.., T]; query_ids0 [.., T] with
-            key_ids0 [.., S]; keys_taken [.., S] and table [.., T, S] int8; dropout's words, uint32
-            row0 and row1 [.., T], key0 and key1 [.., S].
+            key_bias [.., S], distance_bias [.., T + S - 1] and, for a soft cap, query_bias [.., T]
+            float32 in units of log2; bias [.., T|1, S|1]; start, end [.., T]; query_ids0 [.., T]
+            with key_ids0 [.., S]; keys_taken [.., S] and table [.., T, S] int8; dropout's words,
+            uint32 row0 and row1 [.., T], key0 and key1 [.., S].
 
     Returns:
         Output [B, N, T, V] in the value's dtype, and log2-sum-exp2 [B, N, T] float32, or the

@@ -198,7 +198,7 @@ class Finished(NamedTuple):
 def finish_scores(
     static: KernelPlan, refs: dict[str, Any], scores: Array, rows: Any, keys: Any, *, flipped: bool
 ) -> Finished:
-    """Adds the numbers per key and per query, caps, and adds the bias: no mask yet.
+    """Adds the numbers per key, per query and per distance, caps, and adds the bias: no mask yet.
 
     Args:
         scores: in units of log2, as `TileScore.tile` makes them.
@@ -207,6 +207,8 @@ def finish_scores(
         scores = scores + _along(plt.load(refs["key_bias"].at[keys]), not flipped)
     if "query_bias" in refs:
         scores = scores + _along(plt.load(refs["query_bias"].at[rows]), flipped)
+    if "distance_bias" in refs:
+        scores = scores + _distance_tile(static, refs["distance_bias"], rows, keys, flipped)
     slope = None
     if static.softcap is not None:
         cap = static.softcap * LOG2_E
@@ -215,6 +217,13 @@ def finish_scores(
     if "bias" in refs:
         scores = scores + _bias_tile(refs["bias"], rows, keys, flipped) * LOG2_E
     return Finished(scores, slope)
+
+
+def _distance_tile(static: KernelPlan, numbers: Any, rows: Any, keys: Any, flipped: bool) -> Array:
+    """Of [T + S - 1], entry s - t + T - 1: a gather, of few neighboring numbers."""
+    row = rows.start + jnp.arange(rows.size, dtype=jnp.int32)
+    key = keys.start + jnp.arange(keys.size, dtype=jnp.int32) + (static.T - 1)
+    return plt.load(numbers.at[_along(key, not flipped) - _along(row, flipped)])
 
 
 def _bias_tile(bias: Any, rows: Any, keys: Any, flipped: bool) -> Array:
