@@ -49,6 +49,22 @@ def attention(
     return attend, (query, key, value, jax.ShapeDtypeStruct((B,), jnp.int32))
 
 
+def paged(
+    B: int, N: int, K: int, D: int, dtype: str = "bfloat16", score: regard.Score = regard.Dot()
+) -> Call:
+    """One query per example over 64 pages of 16 tokens, out of 10,000."""
+    query, pages = (
+        jax.ShapeDtypeStruct(shape, dtype) for shape in ((B, 1, N, D), (10_000, 16, K, D))
+    )
+
+    def attend(query: Array, key: Array, value: Array, lens: Array) -> Array:
+        table = jnp.arange(64 * B, dtype=jnp.int32).reshape(B, 64) % 10_000
+        memory = regard.Memory.paged(regard.Memory.of(key, value, score=score), table, lens)
+        return regard.attend(query, memory, implementation="pallas")
+
+    return attend, (query, pages, pages, jax.ShapeDtypeStruct((B,), jnp.int32))
+
+
 def additive(hidden: int, dtype: str = "bfloat16") -> regard.Score:
     return regard.Additive(None, None, jnp.ones(hidden, dtype), tolerance="exact")
 
@@ -60,6 +76,8 @@ def calls() -> dict[str, Call]:
         sizes = (8, 1, 32768, 32, 8, D, D)
         found[f"decode dot {D}"] = attention(*sizes)
         found[f"decode gaussian {D}"] = attention(*sizes, score=regard.Gaussian(8.0))
+        found[f"decode paged dot {D}"] = paged(256, 32, 8, D)
+        found[f"decode paged gaussian {D}"] = paged(256, 32, 8, D, score=regard.Gaussian(8.0))
     for D in (64, 128, 256):
         found[f"decode float32 dot {D}"] = attention(8, 1, 32768, 32, 8, D, D, "float32")
     found["decode dot 128, 32 rows"] = attention(8, 4, 32768, 64, 8, 128, 128)

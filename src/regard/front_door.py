@@ -18,7 +18,7 @@ from regard.mask import Mask, MaskFacts, resolve
 from regard.memory import Memory, recall
 from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of
-from regard.pool.backend import BiasFacts, Problem, Request
+from regard.pool.backend import BiasFacts, Pages, Problem, Request
 from regard.pool.sequence_axis import SequenceAxis
 from regard.score.contract import Score, promote, require_pytree
 from regard.score.dot import Dot
@@ -69,6 +69,7 @@ def prepare(
         device: that of the call; None finds it.
     """
     query, lost, at_hand = as_array("query", query), None, None
+    memory = key if isinstance(key, Memory) else None
     if isinstance(key, Memory):
         if key_positions is not None:
             raise ValueError("a Memory knows its keys' positions. Fix: leave key_positions= out.")
@@ -100,6 +101,7 @@ def prepare(
     device, label = device or device_of(*arrays), score.label()
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
     told = dict(query_positions=query_positions, key_positions=key_positions)
+    recalled = key
     if score.uses_positions():
         places = at_hand or positions(told, axes, sequence)
         by_default = at_hand is None and sequence is None
@@ -114,6 +116,7 @@ def prepare(
             "Fix: leave query_positions= and key_positions= out; or score=regard.Rotary(...), or "
             "... + regard.Alibi()."
         )
+    pages = _pages(memory, dtype) if key is recalled and value is not None else None
     request = Request(
         axes if sequence is None else sequence.whole(axes),
         score,
@@ -129,6 +132,8 @@ def prepare(
         sink=sink is not None,
         lse=lse,
         label=label,
+        paged=memory is not None and memory.table is not None,
+        paged_as_stored=pages is not None,
     )
     problem = Problem(
         query,
@@ -147,8 +152,20 @@ def prepare(
         sink=sink,
         softcap=softcap,
         lse=lse,
+        pages=pages,
     )
     return problem, request
+
+
+def _pages(memory: Memory | None, dtype: Any) -> Pages | None:
+    """The pages of a memory, where the call reads what they hold as it is stored: in its dtype,
+    values of as many heads as keys, and of some width.
+    """
+    if memory is None or memory.table is None or memory.key.dtype != dtype:
+        return None
+    if memory.key.shape[2] != memory.value.shape[2] or memory.value.shape[3] == 0:
+        return None
+    return Pages.of(memory.key, memory.value, memory.table)
 
 
 def positions(

@@ -24,6 +24,41 @@ from regard.score.contract import Lift, Score, accumulation_dtype
 from regard.shapes import Axes
 
 
+class Pages(NamedTuple):
+    """Keys and values of a paged memory as they lie in its pool; without gradients.
+
+    Attributes:
+        key, value: [1, K, pages · page, F] and [1, K, pages · page, V].
+        table: int32 [B, 1, P], the pages of each example; none of them is masked.
+    """
+
+    key: Array
+    value: Array
+    table: Array
+
+    @classmethod
+    def of(cls, key: Array, value: Array, table: Array) -> "Pages":
+        """From [pages, page, K, F], [pages, page, K, V] and [B, P]."""
+
+        def in_a_row(held: Array) -> Array:
+            held = jax.lax.stop_gradient(held)
+            return held.reshape(1, -1, *held.shape[2:]).swapaxes(1, 2)
+
+        return cls(in_a_row(key), in_a_row(value), table[:, None])
+
+    def page(self, S: int) -> int:
+        """Tokens of a page."""
+        return S // self.table.shape[2]
+
+    def keys(self, at: Array, S: int) -> Array:
+        """Some of the S keys of each example, by number: [B, K, n] -> [B, K, n, F]."""
+        at, page, (_, K, slots, _) = at.astype(jnp.int32), self.page(S), self.key.shape
+        number = jnp.take_along_axis(self.table, at // page, axis=-1)
+        slot = jnp.clip(number, 0, slots // page - 1) * page + at % page
+        heads = jnp.arange(K, dtype=jnp.int32)[:, None]
+        return self.key.swapaxes(1, 2)[0, slot, heads]  # in the pool's layout: no copy
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Problem:
@@ -43,6 +78,8 @@ class Problem:
             output and log-sum-exp.
         softcap: see `attend`; None means none.
         lse: whether `pool` returns the log-sum-exp of each row too.
+        pages: where `key` and `value` were gathered from, for a backend that reads pages itself:
+            what nothing reads, XLA does not gather. None where no pool holds them as they are.
     """
 
     query: Array
@@ -61,6 +98,7 @@ class Problem:
     sink: Array | None = None
     softcap: float | None = field(default=None, metadata=dict(static=True))
     lse: bool = field(default=False, metadata=dict(static=True))
+    pages: Pages | None = None
 
     def spoiled(self, found: Array) -> Array:
         """[B, N, T, ...], NaN for queries that lost keys."""
@@ -159,6 +197,8 @@ class Request:
         softcap, sink, lse: whether scores are capped, there is a sink, and the log-sum-exp of each
             row is needed, for a sink or for the caller.
         label: the caller's score in words.
+        paged: whether keys and values are pages of a memory; paged_as_stored: and no other arrays
+            are made of them before they are scored and pooled, `Problem.pages`.
     """
 
     axes: Axes
@@ -175,6 +215,8 @@ class Request:
     sink: bool = False
     lse: bool = False
     label: str = ""
+    paged: bool = False
+    paged_as_stored: bool = False
 
     @property
     def pairs(self) -> int:
@@ -271,6 +313,12 @@ class Backend:
     def describe(self, request: Request) -> str:
         """What runs for a request that is not refused, in one line."""
         raise NotImplementedError(f"{type(self).__name__} does not define describe(request)")
+
+    def reads_pages(self, request: Request) -> bool:
+        """Whether the forward pass reads the pages of a memory where they lie. Else they are
+        gathered first, a copy of every key and value.
+        """
+        return False
 
     def settings(self, request: Request) -> Hashable:
         """What the compiled program depends on besides the problem: part of the jit cache's key."""

@@ -155,6 +155,9 @@ class Choice:
         request = self.request
         products = _describe_products(request)
         reason = self.backend.describe(request) + products
+        if request.paged:
+            in_place = self.backend.reads_pages(request)
+            reason += f"; pages {'read in place' if in_place else 'gathered into a copy first'}"
         if self.asked is None:
             return reason
         first = f"first of {list(self.asked)} that can" if len(self.asked) > 1 else "asked for"

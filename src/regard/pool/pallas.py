@@ -59,6 +59,7 @@ class Settings:
         scale: a number that the score only multiplies by, known before any data: the kernel
             multiplies, and no copy of the queries is made. None: the lift multiplies.
         few_queries: decode.py takes the call.
+        in_pages: it reads the pages of a memory in place.
         exact: tanh in registers, where a lift would be slower.
     """
 
@@ -67,6 +68,7 @@ class Settings:
     blocks: Blocks | None
     scale: float | None
     few_queries: bool
+    in_pages: bool = False
     exact: bool = False
 
 
@@ -130,11 +132,17 @@ class Pallas(Backend):
         how = kernel["gpu" if few and name == "hopper" else name]
         return f"{how} kernel, memory linear in T and S{few}; scores {plan.describe()}"
 
+    def reads_pages(self, request: Request) -> bool:
+        from regard.pool.kernels.decode_pass import reads_pages  # loading Pallas takes long
+
+        return request.paged_as_stored and reads_pages(request)
+
     def settings(self, request: Request) -> Settings:
         scale = request.score.static_scale(request.axes.query_width)
         kernel = kernel_for(request.device)
         few, exact = is_few_on_gpu(request), _is_short(request.score, request.axes)
-        return Settings(kernel, request.device, current_blocks(), scale, few, exact)
+        in_pages = few and self.reads_pages(request)
+        return Settings(kernel, request.device, current_blocks(), scale, few, in_pages, exact)
 
     def pool(self, problem: Problem, settings: Settings) -> tuple[Array, Array]:
         if settings.few_queries:
@@ -178,7 +186,7 @@ def _pool_few(problem: Problem, settings: Settings) -> tuple[Array, Array]:
     from regard.pool.kernels.decode_pass import reads_callers_keys
 
     whole = functools.partial(_decode, settings=settings)
-    if reads_callers_keys(problem):
+    if reads_callers_keys(problem.score, problem.query):
         return whole(problem)
     if problem.score.tanh_vector() is None:  # a lift may mix rows, padding with the rest
         return whole(problem.zeroed())
@@ -188,7 +196,7 @@ def _pool_few(problem: Problem, settings: Settings) -> tuple[Array, Array]:
 def _decode(problem: Problem, settings: Settings) -> tuple[Array, Array]:
     from regard.pool.kernels.decode_pass import DecodePass, prepare
 
-    plan, operands, scale, axes = prepare(problem, settings.scale)
+    plan, operands, scale, axes = prepare(problem, settings.scale, settings.in_pages)
     static = DecodePass(
         axes,
         jnp.dtype(jnp.float32),

@@ -1,6 +1,7 @@
 """The Gaussian kernel's score, a(q, k) = -|q - k|^2 / (2 width^2)."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -115,14 +116,20 @@ def _row_sums(array: Array) -> Array:
     return jnp.einsum("...d,d->...", array, ones, precision="highest")
 
 
-def center_of(key: Array, visible: Array | None) -> Array:
+def center_of(
+    key: Array, visible: Array | None, read: Callable[[Array, int], Array] | None = None
+) -> Array:
     """The center c of the visible keys, [..., S, D] -> [..., 1, D], float32 or wider; 0 for none.
 
     Per coordinate: their mean where nearly all have one sign; else 0, so that 16-bit keys need
     not be rounded again. Any center gives the same scores, so no gradient flows through it, and
     a sample of the keys is as good as all of them.
+
+    Args:
+        read: of keys that lie elsewhere, those of some numbers: [B, K, n] and S to [B, K, n, D].
+            None: they are taken from `key`.
     """
-    key, seen = _sample(key, visible)
+    key, seen = _sample(key, visible, read)
     key = jax.lax.stop_gradient(key.astype(accumulation_dtype(key.dtype)))
     count = over_shares("sum", seen.sum(-1, keepdims=True))
     share = seen.astype(key.dtype) / jnp.maximum(count, 1).astype(key.dtype)
@@ -131,7 +138,9 @@ def center_of(key: Array, visible: Array | None) -> Array:
     return jnp.where(jnp.abs(mean) > 0.8 * size, mean, 0)
 
 
-def _sample(key: Array, visible: Array | None) -> tuple[Array, Array]:
+def _sample(
+    key: Array, visible: Array | None, read: Callable[[Array, int], Array] | None
+) -> tuple[Array, Array]:
     """Some of the keys, and which of them are visible: [..., n, D] and [..., n].
 
     All of few keys; of more, keys at equal distances, the first visible one among them.
@@ -140,14 +149,17 @@ def _sample(key: Array, visible: Array | None) -> tuple[Array, Array]:
     if visible is None:
         key = key[..., :: max(1, S // SAMPLE), :]
         return key, jnp.ones(key.shape[:-1], bool)
-    if S <= SAMPLE:
+    if S <= SAMPLE and read is None:
         return key, visible
     first = jnp.argmax(visible, axis=-1, keepdims=True)
     last = S - 1 - jnp.argmax(visible[..., ::-1], axis=-1, keepdims=True)
-    step = (last - first + SAMPLE) // SAMPLE  # [..., 1], at least 1
-    number = jnp.arange(SAMPLE, dtype=first.dtype).reshape((1,) * (first.ndim - 1) + (-1,))
+    count = min(S, SAMPLE)
+    step = (last - first + count) // count  # [..., 1], at least 1
+    number = jnp.arange(count, dtype=first.dtype).reshape((1,) * (first.ndim - 1) + (-1,))
     at = jnp.minimum(first + number * step, last)
     seen = jnp.take_along_axis(visible, at, axis=-1)
+    if read is not None:
+        return read(at, S), seen
     if key.ndim == 2:
         return key[at], seen
     # In the caller's layout, [..., S, K, D]: a pair of transposes that XLA cancels.

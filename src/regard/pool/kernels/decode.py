@@ -4,7 +4,8 @@ Such a call takes as long as reading keys and values once. All queries that shar
 rows of one tile, and the keys of a head are split over `parts` thread blocks; their results are
 merged by log-sum-exp. Keys and values are read from the caller's array, [B, S, K, D], through its
 strides, and only where a row may attend to them: no copy of a cache is made to transpose, pad or
-zero it, and NaN in padding is never loaded.
+zero it, and NaN in padding is never loaded. The forward pass also reads pages of a pool in place,
+by their numbers in a table.
 """
 
 from dataclasses import dataclass
@@ -216,7 +217,9 @@ def decode_forward(
         arrays: by name: what the score reads, [B|1, K|1, rows, ...]; key [B, S, K, F] and value
             [B, S, K, V] as the caller has them; bounds [B|1, K|1, 2] int32, the first key that some
             row may attend to and the last + 1; and, where there are any, what `allowed_tile`,
-            `finish_scores` and `keep_tile` read, keys padded to whole blocks.
+            `finish_scores` and `keep_tile` read, keys padded to whole blocks. Where `static.page`:
+            key and value [1, pages · page, K, ...], and pages [B, 1, S / page] int32, their
+            numbers.
         sizes: rows that are stored, and columns of the values.
         parts: split factor: how many thread blocks share the keys of a head.
     """
@@ -230,7 +233,8 @@ def decode_forward(
             out, top, total = carry
             keys = pl.ds(block * static.blocks.keys, static.blocks.keys)
             seen, allowed = _visible(static, named, rows, keys)
-            scores = _score_of(static).scores(named, _load(static, named, "key", keys, seen))
+            at = keys if static.page is None else _in_pages(static.page, named, keys, seen)
+            scores = _score_of(static).scores(named, _load(static, named, "key", at, seen))
             scores, _ = finish_scores(static, named, scores, rows, keys, flipped=False)
             scores = jnp.where(allowed, scores, -jnp.inf)
             new_top = jnp.maximum(top, scores.max(axis=1))
@@ -239,7 +243,7 @@ def decode_forward(
             total = total * rescale + weights.sum(axis=1)
             keep = keep_tile(static, named, rows, keys, flipped=False)
             weights = weights if keep is None else jnp.where(keep, weights, 0.0)
-            values = _load(static, named, "value", keys, seen, columns)
+            values = _load(static, named, "value", at, seen, columns)
             pooled = dot(weights.astype(values.dtype), values, (1, 0), static.precision)
             return out * rescale[:, None] + pooled, new_top, total
 
@@ -396,21 +400,38 @@ def _visible(
     return seen & (pairs.astype(jnp.int32).max(axis=0) > 0), seen[None, :] & pairs
 
 
+def _in_pages(page: int, named: dict[str, Any], keys: Any, seen: Array) -> Array:
+    """Where the keys of a block lie among those of the pool, int32 [keys]."""
+    index = keys.start + jnp.arange(keys.size, dtype=jnp.int32)
+    entry = lax.div(index, jnp.int32(page))
+    number = plt.load(named["pages"].at[entry], mask=seen, other=0)
+    number = jnp.clip(number, 0, named["key"].shape[0] // page - 1)  # none: masked, but not -1
+    return number * page + (index - entry * page)
+
+
 def _load(
     static: KernelPlan,
     named: dict[str, Any],
     name: str,
-    keys: Any,
+    at: Any,
     seen: Array,
     columns: int | None = None,
 ) -> Array:
-    """A block of keys or values, 0 where no row may attend to it and past the last column."""
+    """A block of keys or values, 0 where no row may attend to it and past the last column.
+
+    Args:
+        at: a slice, or where each one lies.
+    """
     score = _score_of(static)
     there, width = (score.columns, score.width) if columns is None else (columns, static.V)
-    mask = jnp.broadcast_to(seen[:, None], (keys.size, width))
+    mask = jnp.broadcast_to(seen[:, None], (seen.shape[0], width))
     if there < width:
         mask = mask & (jnp.arange(width, dtype=jnp.int32) < there)[None, :]
-    return plt.load(named[name].at[keys, pl.ds(0, width)], mask=mask, other=0.0)
+    columns_at: Any = pl.ds(0, width)
+    if isinstance(at, Array):  # as interpret mode knows it: two arrays of indices, or two slices
+        column = jnp.arange(width, dtype=jnp.int32)
+        at, columns_at = (jnp.broadcast_to(i, mask.shape) for i in (at[:, None], column[None, :]))
+    return plt.load(named[name].at[at, columns_at], mask=mask, other=0.0)
 
 
 def _store(static: KernelPlan, ref: Any, keys: Any, S: int, columns: int, tile: Array) -> None:

@@ -15,7 +15,7 @@ from jax import Array
 from regard.dropout import Draw
 from regard.mask import Allowed
 from regard.normalize import Softmax
-from regard.pool.backend import Problem, Request
+from regard.pool.backend import Pages, Problem, Request
 from regard.pool.kernels.block_shapes import Blocks
 from regard.pool.kernels.decode import (
     Products,
@@ -94,6 +94,8 @@ class DecodeOperands:
         score: whose `tanh_vector` is w, (F,) or (N, F); None for products.
         visible: [B, K, S] bool, keys that some row may attend to; None means all. The kernels know
             it from the mask, and `as_tiles` does not.
+        pages: key and value as they lie in a pool, for the forward pass; without a gradient. None:
+            it reads `key` and `value` too.
     """
 
     query: Array
@@ -106,14 +108,25 @@ class DecodeOperands:
     bias: Array | None = None
     score: Score | None = None
     visible: Array | None = None
+    pages: Pages | None = None
 
 
-def reads_callers_keys(problem: Problem) -> bool:
-    """Whether the kernels read the problem's own keys, and nothing made of them before."""
-    score = problem.score
-    if score.about_keys(problem.query, None) is not None:
+def reads_callers_keys(score: Score, query: Array) -> bool:
+    """Whether the kernels read the caller's own keys, and nothing made of them before."""
+    if score.about_keys(query, None) is not None:
         return True
     return score.tanh_vector() is not None and not score.projects_keys()
+
+
+def reads_pages(request: Request) -> bool:
+    """Whether the forward pass reads the pages of a memory in place."""
+    if not request.paged_as_stored or not takes(request):
+        return False
+    axes = request.axes
+    query = jax.ShapeDtypeStruct((axes.B, axes.N, axes.T, axes.query_width), request.dtype)
+    found: list[bool] = []
+    jax.eval_shape(lambda query: found.append(reads_callers_keys(request.score, query)), query)
+    return found[0] and request.plan(tile_form=False).paths[0].key_heads == axes.K
 
 
 class Prepared(NamedTuple):
@@ -125,14 +138,16 @@ class Prepared(NamedTuple):
     axes: Axes
 
 
-def prepare(problem: Problem, scale: float | None) -> Prepared:
+def prepare(problem: Problem, scale: float | None, in_pages: bool) -> Prepared:
     """The operands of a problem that `takes` is true of.
 
     Args:
         scale: `Score.static_scale`.
+        in_pages: `reads_pages`.
     """
     value, score, axes = cast(Array, problem.value), problem.score, problem.axes
-    kept: dict[str, Any] = dict(bias=problem.bias, visible=problem.visible)
+    pages = problem.pages if in_pages else None
+    kept: dict[str, Any] = dict(bias=problem.bias, visible=problem.visible, pages=pages)
     capped = problem.softcap is not None
     query = problem.query
     if problem.non_empty is not None:
@@ -145,7 +160,7 @@ def prepare(problem: Problem, scale: float | None) -> Prepared:
     if found is not None:
         center = None
         if found.square is not None:
-            center = center_of(problem.key, problem.visible)
+            center = center_of(problem.key, problem.visible, None if pages is None else pages.keys)
             found = cast(Any, score.about_keys(query, center))
         lift = Lift(found.linear, problem.key, query_bias=found.constant)
         square = found.square
@@ -250,6 +265,7 @@ class DecodePass(KernelDerivatives):
         active: Array | None,
         results: tuple[Array, Array, Array],
     ) -> DecodeOperands:
+        operands = replace(operands, pages=None)
         static, parts = self._static(operands, backward=True)
         arrays = self._arrays(static, operands, allowed, seed)
         by_row = cast(Any, tuple(self._by_row(one) for one in results))
@@ -325,6 +341,9 @@ class DecodePass(KernelDerivatives):
         blocks = self.forced or pick(width, V, dtypes, tanh=tanh, backward=backward)
         if self.forced is None:
             blocks = replace(blocks, keys=min(blocks.keys, round_up(axes.S, 16, power=True)))
+            if operands.pages is not None:
+                # Page numbers are loaded before keys: Triton gives each of the two half the stages.
+                blocks = replace(blocks, stages=blocks.stages + 2)
         score: RowScore
         if tanh:
             score = Tanh(columns, width, self._rows, self.interpret)
@@ -348,6 +367,7 @@ class DecodePass(KernelDerivatives):
             interpret=self.interpret,
             tokens_first=True,
             softcap=self.softcap,
+            page=None if operands.pages is None else operands.pages.page(axes.S),
         )
         parts = -(-PROGRAMS // (axes.B * axes.K))
         return static, max(1, min(parts, steps // LEAST_STEPS))
@@ -362,8 +382,11 @@ class DecodePass(KernelDerivatives):
         """What both kernels read, by name."""
         T, S = static.T, static.S
         # The caller's layout: a pair of transposes that XLA cancels.
-        key, value = operands.key.swapaxes(1, 2), operands.value.swapaxes(1, 2)
+        held = operands if operands.pages is None else operands.pages
+        key, value = held.key.swapaxes(1, 2), held.value.swapaxes(1, 2)
         arrays = dict(key=key, value=value, **self._mask(allowed, T, S))
+        if operands.pages is not None:
+            arrays["pages"] = operands.pages.table
         arrays |= self._of_score(static, operands)
         if operands.key_bias is not None:
             arrays["key_bias"] = pad(operands.key_bias.astype(jnp.float32) * LOG2_E, {2: S})

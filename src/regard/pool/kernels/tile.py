@@ -93,6 +93,8 @@ class KernelPlan:
         regime: how scores become weights; None is softmax.
         tokens_first: query, key, value and d_out are [B, T, N, ...], the caller's layout, and so
             are results of rank 4; backward_narrow.py alone.
+        page: tokens of a page, where keys and values are read through a page table; decode.py
+            alone.
     """
 
     score: TileScore
@@ -110,6 +112,7 @@ class KernelPlan:
     softcap: float | None = None
     precise_cap: bool = True
     regime: Normalizer | None = None
+    page: int | None = None
 
     @property
     def group(self) -> int:
