@@ -18,7 +18,7 @@ from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, with_value
 from regard.pool.backend import Backend, Problem, Request, zero_for_gradient
 from regard.pool.kernels.block_shapes import Blocks, current_blocks
-from regard.pool.score_plan import Pass, ScorePath, ScorePlan
+from regard.pool.score_plan import Pass, Passes, ScorePath, ScorePlan
 from regard.score.additive import lift_policy
 from regard.score.contract import Lift, Score
 from regard.shapes import Axes
@@ -88,6 +88,17 @@ def kernel_for_parts(request: Request) -> str | None:
     on_gpu = device.capability is not None and device.capability >= AMPERE
     known = type(request.normalize) is Softmax and dtypes <= set(_DTYPES)
     return kernel_for(device) if known and (on_gpu or _interpreted.get()) else None
+
+
+def settings_of_look(request: Request) -> Settings | None:
+    """What the kernels of `look` are traced for; None where none of them runs."""
+    kernels, axes = Pallas(), request.axes
+    if type(request.normalize) is not Softmax or axes.symbolic() or axes.empty():
+        return None
+    if request.device.platform != "gpu" and not _interpreted.get():
+        return None
+    request = replace(request, value_dtype=request.dtype)  # there is no value
+    return kernels.settings(request) if kernels.refuses(request) is None else None
 
 
 class Pallas(Backend):
@@ -311,3 +322,25 @@ def _by_features(
         lift.distance_bias,
     )
     return static, operands
+
+
+def look(
+    problem: Problem,
+    path: ScorePath,
+    sink: Array | None,
+    settings: Settings,
+    picture: tuple[int, int] | None = None,
+) -> tuple[Array, ...]:
+    """What `summarize` or, with a picture, `attention_map` needs, as `Look.forward` returns it, for
+    a path with a lift.
+
+    Args:
+        sink: [B|1, N|1, T|1], relative to scores without the lift's constant per query.
+    """
+    from regard.pool.kernels.looking import Look  # as in `_prepare`
+
+    axes, lift = replace(problem.axes, K=path.key_heads), cast(Lift, path.lift)
+    nothing = jnp.zeros((axes.B, axes.K, axes.S, 0), problem.query.dtype)
+    features, operands = _by_features(problem, lift, nothing, axes, settings, raw_values=False)
+    static = Passes((Look(features, picture),), settings.device, jnp.float32, True, True)
+    return static.run(0, "forward", (operands, sink), problem.allowed, None, None)

@@ -6,17 +6,16 @@ features, where computing a tile is most of the work, d scores in memory and cuB
 (backward_wide.py) are faster.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from regard.pool.kernels.block_shapes import Blocks
-from regard.pool.kernels.forward import needs_mask
+from regard.pool.kernels.forward import visit_all, visits
 from regard.pool.kernels.padding import KernelMask
 from regard.pool.kernels.tile import (
     LOG2_E,
@@ -105,7 +104,7 @@ def _d_keys(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Ar
 
         carry = [jnp.zeros((blocks.keys, width), jnp.float32) for width in (score.width, static.V)]
         carry += [jnp.zeros((blocks.keys,), jnp.float32)] if biased else []
-        d_psi, d_value, *d_bias = _visit_all(named, block, visit, carry)
+        d_psi, d_value, *d_bias = visit_all(named, visits(named, block), visit, carry)
         plt.store(outs[0].at[keys, :], (d_psi * (score.scale / LOG2_E)).astype(outs[0].dtype))
         d_value = d_value if static.kept_scale == 1.0 else d_value * static.kept_scale
         plt.store(outs[1].at[keys, :], d_value.astype(outs[1].dtype))
@@ -149,7 +148,7 @@ def _d_queries(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list
 
         carry = [jnp.zeros((blocks.queries, score.width), jnp.float32)]
         carry += [jnp.zeros((blocks.queries,), jnp.float32)] if biased else []
-        d_phi, *d_bias = _visit_all(named, block, visit, carry)
+        d_phi, *d_bias = visit_all(named, visits(named, block), visit, carry)
         plt.store(outs[0].at[rows, :], (d_phi * (score.scale / LOG2_E)).astype(outs[0].dtype))
         if biased:
             plt.store(outs[1].at[rows], d_bias[0])
@@ -157,22 +156,6 @@ def _d_queries(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list
     found: list[tuple[tuple[int, ...], Any]] = [((static.T, score.width), dtype)]
     found += [((static.T,), jnp.float32)] if biased else []
     return run_kernel(static, kernel, arrays, programs, found, "regard_d_queries")
-
-
-def _visit_all(named: dict[str, Any], block: Array, visit: Callable, carry: Any) -> Any:
-    """Visits the blocks within the bounds, without a mask where every pair takes part."""
-    low, full_low, full_high, high = (named["bounds"][block, i] for i in range(4))
-
-    def loop(first: Array, last: Array, carry: Any, masked: bool) -> Any:
-        return lax.fori_loop(first, last, lambda i, c: visit(i, c, masked), carry)
-
-    if not needs_mask(named):
-        return loop(low, high, carry, False)
-    if any(name in ("keys_taken", "table") for name in named):
-        return loop(low, high, carry, True)  # no tile is known to need no mask
-    carry = loop(low, full_low, carry, True)
-    carry = loop(full_low, full_high, carry, False)
-    return loop(full_high, high, carry, True)
 
 
 def _score(static: KernelPlan) -> FeatureScore:

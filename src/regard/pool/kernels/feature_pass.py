@@ -129,26 +129,42 @@ class FeaturePass(KernelDerivatives):
         seed: Array | Draw | None,
         active: Array | None,
     ) -> tuple[Array, Any]:
-        dtype = self.dtype
-        if operands.expansion is not None and dtype == jnp.bfloat16:
-            # Sines, times a weight that the lift has checked to be small enough: three bits more.
-            # Not in the backward pass, where gradients may be too small for float16.
-            dtype = jnp.dtype(jnp.float16)
+        dtype = self._forward_dtype(operands)
         plain = self.softcap is None and operands.bias is None and self.regime is None
         plain = plain and operands.distance_bias is None
         if plain and _fits_hopper(self.device, (dtype, operands.value.dtype), allowed, seed):
             out, stats = self._on_hopper(dtype, operands, allowed)
         else:
-            static, sizes = self._static(operands, "forward")
-            phi, psi = self._features(
-                dtype, sizes, operands.expansion, operands.query, operands.key
-            )
-            mask = pad_mask(allowed, self.axes, static.T, static.S)
-            arrays = self._arrays(static, phi, psi, operands, mask, seed)
+            static, arrays, mask = self.prepared(operands, allowed, seed, "forward")
             bounds = mask.bounds(static.tile, static.T, static.S)
             out, stats = forward(static, arrays | {"bounds": bounds})
         T, V = self.axes.T, self.axes.V
         return out[:, :, :T, :V], jax.tree.map(lambda stat: stat[:, :, :T], stats)
+
+    def prepared(
+        self,
+        operands: FeatureOperands,
+        allowed: Allowed,
+        seed: Array | Draw | None,
+        kernel: str,
+    ) -> tuple[KernelPlan, dict[str, Array], KernelMask]:
+        """What a Triton-lowered kernel of the forward pass takes, without bounds.
+
+        Args:
+            kernel: whose block shapes, as in block_shapes.py.
+        """
+        static, sizes = self._static(operands, kernel)
+        rows = operands.expansion, operands.query, operands.key
+        phi, psi = self._features(self._forward_dtype(operands), sizes, *rows)
+        mask = pad_mask(allowed, self.axes, static.T, static.S)
+        return static, self._arrays(static, phi, psi, operands, mask, seed), mask
+
+    def _forward_dtype(self, operands: FeatureOperands) -> Any:
+        if operands.expansion is not None and self.dtype == jnp.bfloat16:
+            # Sines, times a weight that the lift has checked to be small enough: three bits more.
+            # Not in the backward pass, where gradients may be too small for float16.
+            return jnp.dtype(jnp.float16)
+        return self.dtype
 
     def backward(
         self,
