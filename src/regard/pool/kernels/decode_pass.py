@@ -474,7 +474,8 @@ def pick(
         [128, 64, 32]
     """
     if tanh:  # a block of keys stays in registers, in float32
-        return Blocks(16, min(128, max(16, 8192 // width)), warps=8, stages=2)
+        keys = (4096 if backward else 8192) // width
+        return Blocks(16, min(128, max(16, keys)), warps=8, stages=2)
     of_key, of_value = (jnp.dtype(dtype).itemsize for dtype in dtypes)
     keys = (16384 if backward else 32768) // (width * of_key + V * of_value)
     keys = min(128, max(16, round_up(keys, 1, power=True)))
