@@ -19,19 +19,14 @@ from regard.front_door import Pipeline, prepare
 from regard.memory import Memory
 from regard.placement import Device, on_device, vary_as
 from regard.pool.backend import Problem, Request
-from regard.pool.blockwise import (
-    TiledPass,
-    pool_query_block,
-    sweeper,
-    visited_blocks,
-)
-from regard.pool.layout import Tiling, forced_tiling
+from regard.pool.blockwise import TiledPass, pool_query_block, sweeper, visited_blocks
+from regard.pool.layout import forced_tiling
 from regard.pool.merge import sink_rows, with_sink
 from regard.pool.pallas import Settings as KernelSettings
 from regard.pool.pallas import look, settings_of_look
 from regard.pool.score_plan import ScorePath, ScorePlan
 from regard.pool.tile import bins_of
-from regard.pool.xla_tiles import TilePlan, Tiles, join, make_operands
+from regard.pool.xla_tiles import TilePlan, Tiles, Tiling, join, make_operands
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
@@ -203,8 +198,8 @@ def _summary_of(problem: Problem, *, settings: Settings, smooth: bool) -> Summar
         received = _heads_joined(totals, axes, 1)[..., : axes.S]
         return Summary(problem.spoiled(entropy), at, problem.spoiled(best), received)
 
-    def by_kernels(*call: Any) -> Summary:
-        entropy, best, at, received = look(*call)
+    def by_kernels(path: ScorePath, sink: Array | None, kernels: KernelSettings) -> Summary:
+        entropy, best, at, received = look(problem, path, sink, kernels)
         return Summary(problem.spoiled(entropy), at, problem.spoiled(best), received)
 
     summary = _visit_tiles(problem, settings, start, query_block, finish, by_kernels, smooth)
@@ -262,8 +257,8 @@ def _map_of(
     def finish(plan: TilePlan, images: Array, per_query: Any) -> Array:
         return _heads_joined(images, axes, 2)
 
-    def by_kernels(*call: Any) -> Array:
-        return look(*call, picture)[0]
+    def by_kernels(path: ScorePath, sink: Array | None, kernels: KernelSettings) -> Array:
+        return look(problem, path, sink, kernels, picture)[0]
 
     image = _visit_tiles(problem, settings, start, query_block, finish, by_kernels, smooth)
     return axes.callers_pairs(image)
@@ -283,15 +278,15 @@ def _visit_tiles(
     Args:
         query_block: (tiles, sweep, iq, carry) -> (carry, results per query); sweep(look, carry)
             calls look(carry, weights of a tile, ik) for the tiles of that block.
-        by_kernels: (problem, path, sink, settings of kernels) -> what `finish` returns, for a path
-            with a lift where kernels run.
+        by_kernels: (path, sink, settings of kernels) -> what `finish` returns, for a path with a
+            lift where kernels run.
     """
     problem = problem.zeroed()
 
     def run(path: ScorePath) -> Any:
         sink = _sink_of(problem, path)
         if settings.kernels is not None and path.lift is not None and not smooth:
-            return by_kernels(problem, path, sink, settings.kernels)
+            return by_kernels(path, sink, settings.kernels)
         tiled = TiledPass.of(problem, path, settings.sizes, settings.device.platform)
         plan, operands, allowed = tiled.lay(make_operands(problem, path), problem.allowed)
         bounds = visited_blocks(plan, allowed)

@@ -129,14 +129,19 @@ def test_wide_features_in_several_products():
     assert_same_summary(found, expected, 2e-5)
 
 
-def test_padding_may_hold_anything():
+@pytest.mark.parametrize("score", [regard.Dot(), regard.Gaussian(1.3)], ids=["dot", "gaussian"])
+def test_padding_may_hold_anything(score):
     query, key = rows()
-    call = dict(valid_lens=jnp.array([20, 0]))
+    call = dict(valid_lens=jnp.array([20, 0]), score=score)
     poisoned = key.at[0, 20:].set(jnp.nan).at[1].set(jnp.inf)
+    query = query.at[1].set(jnp.nan)
     found, expected = both(regard.summarize, query, poisoned, **call)
     assert_same_summary(found, expected, 2e-5)
     np.testing.assert_array_equal(found.argmax[1], -1)
     np.testing.assert_array_equal(found.key_total[1], 0)
+    image, expected = both(regard.attention_map, query, poisoned, **call, resolution=(5, 7))
+    np.testing.assert_allclose(image, expected, 2e-5, 2e-6)
+    np.testing.assert_array_equal(image[1], 0)
 
 
 def test_a_changed_key_is_seen():

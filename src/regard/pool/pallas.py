@@ -18,7 +18,7 @@ from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, with_value
 from regard.pool.backend import Backend, Problem, Request, zero_for_gradient
 from regard.pool.kernels.block_shapes import Blocks, current_blocks
-from regard.pool.score_plan import Pass, Passes, ScorePath, ScorePlan
+from regard.pool.score_plan import Pass, ScorePath, ScorePlan, run_pass
 from regard.score.additive import lift_policy
 from regard.score.contract import Lift, Score
 from regard.shapes import Axes
@@ -335,6 +335,8 @@ def look(
     a path with a lift.
 
     Args:
+        problem: not zeroed, for kernels replace the scores of masked pairs; the path's lift is of
+            the zeroed one.
         sink: [B|1, N|1, T|1], relative to scores without the lift's constant per query.
     """
     from regard.pool.kernels.looking import Look  # as in `_prepare`
@@ -342,5 +344,6 @@ def look(
     axes, lift = replace(problem.axes, K=path.key_heads), cast(Lift, path.lift)
     nothing = jnp.zeros((axes.B, axes.K, axes.S, 0), problem.query.dtype)
     features, operands = _by_features(problem, lift, nothing, axes, settings, raw_values=False)
-    static = Passes((Look(features, picture),), settings.device, jnp.float32, True, True)
-    return static.run(0, "forward", (operands, sink), problem.allowed, None, None)
+    inputs = (operands, sink), problem.allowed, None, None
+    one = Look(cast(Any, features), picture)
+    return run_pass(one, "forward", inputs, settings.device, sharded=True)

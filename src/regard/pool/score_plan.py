@@ -252,15 +252,7 @@ class Passes(NamedTuple):
     lse: bool = False
 
     def run(self, path: int, direction: str, *inputs: Any) -> Any:
-        # A backward pass is traced after the call that it belongs to.
-        with on_device(self.device):
-            # Inside shard_map the caller says which device has what, elsewhere the compiler.
-            inside = jax.sharding.get_abstract_mesh().manual_axes
-            if self.sharded and jax.device_count() > 1 and not inside:
-                from regard.pool.sharded import run_shares  # needed on several devices only
-
-                return run_shares(cast(ShardablePass, self.passes[path]), direction, inputs)
-            return getattr(self.passes[path], direction)(*inputs)
+        return run_pass(self.passes[path], direction, inputs, self.device, sharded=self.sharded)
 
     def backward(self, residuals: Any, cotangents: tuple[Array, ...]) -> tuple[Any, ...]:
         """Cotangents of the operands, by each pass's own backward pass."""
@@ -301,6 +293,25 @@ class Passes(NamedTuple):
                 return run(0)
             every = range(len(self.passes))
             return lax.switch(taken, [functools.partial(run, path) for path in every])
+
+
+def run_pass(
+    one: Any, direction: str, inputs: tuple[Any, ...], device: Device, *, sharded: bool
+) -> Any:
+    """one.forward(*inputs) or one.backward(*inputs), of a pass or of what looks at weights.
+
+    Args:
+        sharded: as in `Passes`.
+    """
+    # A backward pass is traced after the call that it belongs to.
+    with on_device(device):
+        # Inside shard_map the caller says which device has what, elsewhere the compiler.
+        inside = jax.sharding.get_abstract_mesh().manual_axes
+        if sharded and jax.device_count() > 1 and not inside:
+            from regard.pool.sharded import run_shares  # needed on several devices only
+
+            return run_shares(one, direction, inputs)
+        return getattr(one, direction)(*inputs)
 
 
 def pool_by(

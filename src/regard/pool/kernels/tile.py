@@ -3,7 +3,7 @@
 A kernel gets its arrays by name. Axes of 1 broadcast: an array without heads is read at head 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -358,7 +358,7 @@ def run_kernel(
     kernel: Callable,
     arrays: dict[str, Array],
     programs: int,
-    results: list[tuple[tuple[int, ...], Any]],
+    results: Sequence[tuple[tuple[int, ...], Any]],
     name: str,
     heads_first: bool = False,
 ) -> list[Array]:
