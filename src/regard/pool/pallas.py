@@ -307,6 +307,7 @@ def _by_features(
         raw_values,
         problem.softcap,
         _regime(problem),
+        lift.bends,
     )
     unseen = problem.softcap is None and problem.normalize.shift_invariant
     operands = FeatureOperands(

@@ -291,6 +291,8 @@ class Lift:
         raw_queries: see `RawQueries`; None for a lift without this.
         distance_bias: [..., N|1, T + S - 1], a number per distance of query t and key s, entry
             s - t + T - 1, float32 or wider; None is zero.
+        bends: the numbers lie on a straight line from distances of so many tokens on, on either
+            side, where the last query and the last key are at distance 0.
         standing: "exact", "exact up to a per-query constant" or "within ... over ...".
     """
 
@@ -303,6 +305,7 @@ class Lift:
     otherwise: "Lift | None" = None
     raw_queries: RawQueries | None = None
     distance_bias: Array | None = None
+    bends: int = field(default=0, metadata=dict(static=True))
     standing: str = field(default="exact", metadata=dict(static=True))
 
     def width(self) -> int:

@@ -70,6 +70,7 @@ def side_by_side(named: Sequence[tuple[str, Lift]]) -> Lift:
         functools.reduce(jnp.logical_and, ranges) if ranges else None,
         after,
         distance_bias=_sum_of([lift.distance_bias for lift in lifts]),
+        bends=max(lift.bends for lift in lifts),
         standing=standing,
     )
 

@@ -36,7 +36,7 @@ from regard.pool.kernels.padding import (
     stripe_rows,
     with_delta,
 )
-from regard.pool.kernels.tile import LOG2_E, OF_TOKENS, FeatureScore, KernelPlan
+from regard.pool.kernels.tile import LOG2_E, NO_ENTRY, OF_TOKENS, FeatureScore, KernelPlan
 from regard.pool.xla_tiles import Operands, pad_distances
 from regard.score.contract import (
     Expansion,
@@ -100,6 +100,7 @@ class FeaturePass(KernelDerivatives):
         forced: block shapes; None looks them up.
         raw_values: values that every query masks are not zeroed; only for a forward pass of which
             `zeroes_values` is true.
+        bends: the lift's.
     """
 
     axes: Axes
@@ -111,6 +112,7 @@ class FeaturePass(KernelDerivatives):
     raw_values: bool = False
     softcap: float | None = None
     regime: Normalizer | None = None
+    bends: int = 0
 
     def share(self, axes: Axes) -> "FeaturePass":
         return replace(self, axes=axes)
@@ -404,8 +406,19 @@ class FeaturePass(KernelDerivatives):
             softcap=self.softcap,
             precise_cap=jnp.dtype(self.dtype).itemsize > 2,
             regime=self.regime,
+            bent=self._bent(T),
         )
         return static, (T, S)
+
+    def _bent(self, T: int) -> tuple[int, int]:
+        """`KernelPlan.bent`, for T padded queries. A straight line needs two numbers."""
+        axes, more = self.axes, T - self.axes.T
+        zero = more + axes.S - 1
+        first, last = zero - self.bends, zero + self.bends
+        return (
+            first if first > more else 0,
+            last if last + 1 < more + axes.T + axes.S - 1 else NO_ENTRY,
+        )
 
     def _arrays(
         self,

@@ -236,6 +236,8 @@ def run_stripes(
         second ones.
     """
     part, count = replace(static, T=rows), static.T // rows
+    if count > 1:  # a stripe has other distances
+        part = replace(part, bent=None)
     of_queries = {name for name in arrays if name in OF_QUERIES or name.startswith("query_ids")}
 
     def take(array: Array, at: Any) -> Array:

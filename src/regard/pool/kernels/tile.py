@@ -5,7 +5,7 @@ A kernel gets its arrays by name. Axes of 1 broadcast: an array without heads is
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -18,6 +18,7 @@ from regard.placement import kernel_result, vary_as
 from regard.pool.kernels.block_shapes import Blocks
 from regard.pool.tile import visible_pairs
 
+NO_ENTRY = 1 << 30
 LOG2_E = 1.4426950408889634
 # Arrays with an axis of tokens and one of heads, which may come in either order.
 OF_TOKENS = ("query", "key", "value", "d_out")
@@ -91,6 +92,9 @@ class KernelPlan:
         score: makes the scores of a tile.
         softcap: see `attend`; precise_cap: to float32's precision.
         regime: how scores become weights; None is softmax.
+        bent: among the numbers per distance, the last of a straight line before and the first of
+            one after: entries up to the one and from the other on; 0 and NO_ENTRY for no line. None
+            where it is not known.
         tokens_first: query, key, value and d_out are [B, T, N, ...], the caller's layout, and so
             are results of rank 4; backward_narrow.py alone.
         page: tokens of a page, where keys and values are read through a page table; decode.py
@@ -113,6 +117,7 @@ class KernelPlan:
     precise_cap: bool = True
     regime: Normalizer | None = None
     page: int | None = None
+    bent: tuple[int, int] | None = None
 
     @property
     def group(self) -> int:
@@ -211,7 +216,7 @@ def finish_scores(
     if "query_bias" in refs:
         scores = scores + _along(plt.load(refs["query_bias"].at[rows]), flipped)
     if "distance_bias" in refs:
-        scores = scores + _distance_tile(static, refs["distance_bias"], rows, keys, flipped)
+        scores = _add_by_distance(static, refs["distance_bias"], scores, rows, keys, flipped)
     slope = None
     if static.softcap is not None:
         cap = static.softcap * LOG2_E
@@ -222,11 +227,54 @@ def finish_scores(
     return Finished(scores, slope)
 
 
-def _distance_tile(static: KernelPlan, numbers: Any, rows: Any, keys: Any, flipped: bool) -> Array:
-    """Of [T + S - 1], entry s - t + T - 1: a gather, of few neighboring numbers."""
-    row = rows.start + jnp.arange(rows.size, dtype=jnp.int32)
-    key = keys.start + jnp.arange(keys.size, dtype=jnp.int32) + (static.T - 1)
-    return plt.load(numbers.at[_along(key, not flipped) - _along(row, flipped)])
+class AmongDistances(NamedTuple):
+    """Where a tile lies among the numbers per distance.
+
+    Attributes:
+        first: entry of its first query and first key.
+        before, after: whether it lies on the straight line of the first or of the last numbers.
+        start: the entry that its line starts at.
+    """
+
+    first: Array
+    before: Array
+    after: Array
+    start: Array
+
+    @classmethod
+    def of(cls, static: KernelPlan, rows: Any, keys: Any) -> "AmongDistances":
+        low, high = cast(Any, static.bent)
+        first = keys.start - rows.start + (static.T - 1)
+        before = first + (keys.size - 1) <= low
+        start = jnp.where(before, jnp.int32(max(low - 1, 0)), jnp.int32(high))
+        return cls(first, before, first - (rows.size - 1) >= high, start)
+
+
+def _add_by_distance(
+    static: KernelPlan, numbers: Any, scores: Array, rows: Any, keys: Any, flipped: bool
+) -> Array:
+    """Scores plus the numbers per distance, of [T + S - 1], entry s - t + T - 1.
+
+    A gather takes as long as a matrix product of the tile; most tiles are on a straight line.
+    """
+    row, key = (jnp.arange(size, dtype=jnp.int32) for size in (rows.size, keys.size))
+
+    def gather(scores: Array) -> Array:
+        index = _along(keys.start + (static.T - 1) + key, not flipped)
+        return scores + plt.load(numbers.at[index - _along(rows.start + row, flipped)])
+
+    if static.bent is None:
+        return gather(scores)
+    place = AmongDistances.of(static, rows, keys)
+
+    def line(scores: Array) -> Array:
+        number = numbers[place.start]
+        slope = numbers[place.start + 1] - number
+        of_key = number + (place.first - place.start + key).astype(jnp.float32) * slope
+        of_row = row.astype(jnp.float32) * slope
+        return scores + _along(of_key, not flipped) - _along(of_row, flipped)
+
+    return lax.cond(place.before | place.after, line, gather, scores)
 
 
 def _bias_tile(bias: Any, rows: Any, keys: Any, flipped: bool) -> Array:
