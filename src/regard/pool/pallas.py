@@ -245,10 +245,11 @@ def _pool(problem: Problem, settings: Settings, raw_values: bool = False) -> tup
 
 def _is_short(score: Score, axes: Axes) -> bool:
     """Whether tanh in registers is faster than the lift of an additive score."""
-    if score.tanh_vector() is None or lift_policy().anywhere:
+    vector = score.tanh_vector()
+    if vector is None or lift_policy().anywhere:
         return False
     B, N, T, S = axes.B, axes.N, axes.T, axes.S
-    tanhs = B * N * T * S * score.tanh_vector().shape[-1]
+    tanhs = B * N * T * S * vector.shape[-1]
     return T * S < LIFTED_SINCE * (T + S) or tanhs < LIFT_SAVES
 
 
