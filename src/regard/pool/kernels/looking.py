@@ -1,8 +1,8 @@
 """What the weights look like, for summary.py, in two kernel passes over tiles of scores.
 
-The first pass is softmax without values, and has every number per query. From its log-sum-exp the
-second recomputes the weights: their sums per key, or their block averages. No kernel adds to what
-another program writes, so that results are the same in every run.
+The first pass is softmax, with every number per query; for a picture it is forward.py's. From its
+log-sum-exp the second recomputes the weights: their sums per key, or their block averages. No
+kernel adds to what another program writes, so that results are the same in every run.
 """
 
 import math
@@ -18,8 +18,8 @@ from jax.experimental.pallas import triton as plt
 
 from regard.mask import Allowed
 from regard.pool.kernels.feature_pass import FeatureOperands, FeaturePass
-from regard.pool.kernels.forward import LOWEST, visit_all, visits
-from regard.pool.kernels.padding import KernelMask, pad, round_up
+from regard.pool.kernels.forward import LOWEST, forward, visit_all, visits
+from regard.pool.kernels.padding import KernelMask, round_up
 from regard.pool.kernels.tile import (
     LOG2_E,
     FeatureScore,
@@ -71,27 +71,28 @@ class Look:
             Entropy and largest weight [B, N, T] float32, its key [B, N, T] int32, and the weight
             per key [B, N, S] float32; or the picture [B, N, rows, columns] float32, alone.
         """
-        features, sink = operands
+        (features, sink), T, S = operands, self.axes.T, self.axes.S
         static, arrays, mask = self.features.prepared(features, allowed, None, "looking")
-        del arrays["value"]
         if features.expansion is None:
             # The caller's layout: a pair of transposes that XLA cancels, as for hopper.py.
             static = replace(static, tokens_first=True)
-            arrays |= {name: arrays[name].swapaxes(1, 2) for name in ("query", "key")}
+            arrays |= {name: arrays[name].swapaxes(1, 2) for name in ("query", "key", "value")}
         arrays["bounds"] = mask.bounds(static.tile, static.T, static.S)
-        lse, entropy, largest, place = _per_query(static, arrays)
+        value = arrays.pop("value")
+        if self.picture is None:
+            lse, entropy, largest, place = (one[..., :T] for one in _per_query(static, arrays))
+        else:
+            lse = forward(static, arrays | {"value": value})[1][..., :T]
+        share = jnp.ones_like(lse)
         if sink is not None:
-            T = self.axes.T
-            share, whole = with_sink(lse[..., :T] / LOG2_E, sink)
-            entropy = share * (entropy[..., :T] - jnp.log(jnp.where(share > 0, share, 1.0)))
-            largest, lse = largest[..., :T] * share, pad(whole * LOG2_E, {2: static.T})
-        real = jnp.arange(static.T, dtype=jnp.int32) < self.axes.T
-        arrays["lse"] = jnp.where(real, lse, jnp.inf)  # no weight
+            share, lse = with_sink(lse / LOG2_E, sink)
+            lse = lse * LOG2_E
+        padding = ((0, 0), (0, 0), (0, static.T - T))
+        arrays["lse"] = jnp.pad(lse, padding, constant_values=jnp.inf)  # no weight
         if self.picture is not None:
             return (_picture(static, arrays, self.axes, self.picture),)
-        totals = _per_key(static, arrays, mask)
-        T, S = self.axes.T, self.axes.S
-        return entropy[..., :T], largest[..., :T], place[..., :T], totals[..., :S]
+        entropy = share * (entropy - jnp.log(jnp.where(share > 0, share, 1.0)))
+        return entropy, largest * share, place, _per_key(static, arrays, mask)[..., :S]
 
 
 def _per_query(static: KernelPlan, arrays: dict[str, Array]) -> list[Array]:
