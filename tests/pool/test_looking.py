@@ -104,6 +104,43 @@ def test_a_map_under_every_mask(name):
     np.testing.assert_allclose(found, expected, 2e-5, 2e-6)
 
 
+def on_cpu(tree):
+    cpu = jax.devices("cpu")[0]
+    return jax.tree.map(lambda x: jax.device_put(x, cpu) if isinstance(x, jax.Array) else x, tree)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "additive"])
+def test_on_a_gpu(name):
+    """Without additive scores, which in float32 have no lift there."""
+    arrays, call = rows(), CALLS[name]
+    program = str(jax.make_jaxpr(lambda *x: regard.summarize(*x, **call))(*arrays))
+    assert "regard_look_keys" in program
+    found, image = regard.summarize(*arrays, **call), regard.attention_map(*arrays, **call)
+    arrays, call = on_cpu(arrays), on_cpu(call)
+    assert_same_summary(found, regard.summarize(*arrays, **call), 2e-5)
+    np.testing.assert_allclose(image, regard.attention_map(*arrays, **call), 2e-5, 2e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["all keys", "causal", "gaussian", "additive"])
+@pytest.mark.parametrize("D", [64, 128])
+def test_long_halves_on_a_gpu(name, D):
+    arrays, call = rows(700, 900, D=D, dtype="bfloat16"), dict(CALLS[name])
+    call.pop("valid_lens", None)
+    if name == "additive":
+        kernel = jnp.asarray(np.random.default_rng(7).standard_normal((D, 16)) / 16, jnp.float32)
+        call["score"] = regard.Additive(kernel, kernel, jnp.ones(16, jnp.float32))
+    found = regard.summarize(*arrays, **call)
+    image = regard.attention_map(*arrays, **call, resolution=(50, 70))
+    arrays, call = on_cpu(arrays), on_cpu(call)
+    expected = regard.summarize(*arrays, **call)
+    np.testing.assert_allclose(found.entropy, expected.entropy, 1e-2, 1e-2)
+    np.testing.assert_allclose(found.key_total, expected.key_total, 3e-2, 1e-2)
+    expected = regard.attention_map(*arrays, **call, resolution=(50, 70))
+    np.testing.assert_allclose(image, expected, 5e-2, 2e-4)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["causal", "gaussian", "additive"])
 def test_halves(name, dtype):
