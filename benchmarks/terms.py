@@ -100,7 +100,7 @@ def terms() -> list[Timed]:
         *case("T5 buckets", "dot", (1.4, 1.4), dict(table=float32(N, 32)), score=buckets),
         *case("table of distances", "dot", (1.4, 1.4), dict(table=float32(N, 257)), score=table),
         *case("dot + Gaussian", "dot", (1.2, 1.2), score=sum_with(lambda p: regard.Gaussian(3.0))),
-        *case("two-sided alibi", "dot", (None, None), score=two_sided),
+        *case("two-sided alibi", "dot", (1.4, 1.4), score=two_sided),
         *case("soft cap, causal", "dot, causal", (1.1, 1.15), mask=causal, softcap=30.0),
         *case("sink, causal", "dot, causal", (1.1, 1.15), dict(sink=float32(N)), mask=causal),
     ]

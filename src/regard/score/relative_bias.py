@@ -111,8 +111,8 @@ class RelativeBiasAt(Score):
             table = _look_up(table, jnp.asarray(bucket))
         numbers = over_distances(table, query.shape[-2], key.shape[-2])
         numbers = numbers.reshape(*(1,) * (query.ndim - 3), *numbers.shape)
-        biases = dict(distance_bias=numbers, bends=table.shape[-1] // 2)
-        return Lift(query[..., :0], key[..., :0], **biases)
+        bends = table.shape[-1] // 2
+        return Lift(query[..., :0], key[..., :0], distance_bias=numbers, bends=bends)
 
     def head_axes(self) -> dict[str, tuple[int, ...]]:
         return with_heads(1, table=self.table)

@@ -19,6 +19,7 @@ from regard.pool.kernels.forward import visit_all, visits
 from regard.pool.kernels.padding import KernelMask
 from regard.pool.kernels.tile import (
     LOG2_E,
+    AmongDistances,
     FeatureScore,
     KernelPlan,
     d_normalized,
@@ -38,6 +39,8 @@ class Cotangents(NamedTuple):
         phi: [B, N, T, R].
         psi, value: per query head, [B, N, S, R] and [B, N, S, V].
         query_bias, key_bias: [B, N, T] and, per query head, [B, N, S], float32; None: none.
+        lines: of numbers per distance on straight lines, `AmongDistances.line_sums`, [B, N, T]
+            each, and the blocks of their tiles; None: none.
     """
 
     phi: Array
@@ -45,6 +48,7 @@ class Cotangents(NamedTuple):
     value: Array
     query_bias: Array | None
     key_bias: Array | None
+    lines: tuple[list[Array], Blocks] | None = None
 
 
 def backward_narrow(
@@ -69,9 +73,15 @@ def backward_narrow(
     bounds = query_visits(mask.bounds(of_keys.tile, T, S), S // blocks[0].keys)
     d_psi, d_value, *d_bias = _d_keys(of_keys, arrays | {"bounds": bounds}, dtype)
     arrays = arrays | {"bounds": mask.bounds(of_queries.tile, T, S)}
-    d_phi, *d_query_bias = _d_queries(of_queries, arrays, dtype)
-    biases = (part[0] if part else None for part in (d_query_bias, d_bias))
-    return Cotangents(d_phi, d_psi, d_value, *biases)
+    d_phi, d_query_bias, lines = _d_queries(of_queries, arrays, dtype)
+    return Cotangents(
+        d_phi,
+        d_psi,
+        d_value,
+        d_query_bias[0] if d_query_bias else None,
+        d_bias[0] if d_bias else None,
+        (lines, of_queries.blocks) if lines else None,
+    )
 
 
 def _d_keys(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Array]:
@@ -121,10 +131,16 @@ def _d_keys(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Ar
     return run_kernel(static, kernel, arrays, static.S // blocks.keys, found, "regard_d_keys")
 
 
-def _d_queries(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Array]:
-    """d phi and, where there is one, d query bias: a program keeps a block of queries."""
+def _d_queries(
+    static: KernelPlan, arrays: dict[str, Array], dtype: Any
+) -> tuple[Array, list[Array], list[Array]]:
+    """d phi, where there is one, d query bias, and the sums of lines: a program keeps a block of
+    queries.
+    """
     score, blocks = _score(static), static.blocks
     biased = "query_bias" in arrays
+    lines = "distance_bias" in arrays and static.bent is not None
+    vectors = biased + 4 * lines
     programs = static.T // blocks.queries
 
     def kernel(named: dict[str, Any], *outs: Any) -> None:
@@ -144,18 +160,20 @@ def _d_queries(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list
             d_scores = d_normalized(named, factor, d_kept, slope, rows, flipped=False)
             more = [dot(d_scores.astype(psi.dtype), psi, (1, 0), score.precision)]
             more += [d_scores.sum(axis=1)] if biased else []
+            more += AmongDistances.of(static, rows, keys).line_sums(d_scores) if lines else []
             return [sum_ + one for sum_, one in zip(carry, more, strict=True)]
 
         carry = [jnp.zeros((blocks.queries, score.width), jnp.float32)]
-        carry += [jnp.zeros((blocks.queries,), jnp.float32)] if biased else []
-        d_phi, *d_bias = visit_all(named, visits(named, block), visit, carry)
+        carry += [jnp.zeros((blocks.queries,), jnp.float32)] * vectors
+        d_phi, *per_query = visit_all(named, visits(named, block), visit, carry)
         plt.store(outs[0].at[rows, :], (d_phi * (score.scale / LOG2_E)).astype(outs[0].dtype))
-        if biased:
-            plt.store(outs[1].at[rows], d_bias[0])
+        for out, sums in zip(outs[1:], per_query, strict=True):
+            plt.store(out.at[rows], sums)
 
-    found: list[tuple[tuple[int, ...], Any]] = [((static.T, score.width), dtype)]
-    found += [((static.T,), jnp.float32)] if biased else []
-    return run_kernel(static, kernel, arrays, programs, found, "regard_d_queries")
+    shapes: list[tuple[tuple[int, ...], Any]] = [((static.T, score.width), dtype)]
+    shapes += [((static.T,), jnp.float32)] * vectors
+    d_phi, *found = run_kernel(static, kernel, arrays, programs, shapes, "regard_d_queries")
+    return d_phi, found[:biased], found[biased:]
 
 
 def _score(static: KernelPlan) -> FeatureScore:

@@ -8,7 +8,7 @@ the sum of those of one distance, in blocks, and its diagonals are added up afte
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -16,8 +16,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from regard.placement import kernel_result, vary_as
-from regard.pool.kernels.block_shapes import pick_parts
+from regard.pool.kernels.block_shapes import Blocks, pick_parts
 from regard.pool.kernels.tile import (
+    NO_ENTRY,
+    AmongDistances,
     KernelPlan,
     d_normalized,
     d_weights,
@@ -66,6 +68,7 @@ class Sums(NamedTuple):
         shape: of the result.
         write: stores the sum of a place, of one part of its tiles.
         before_cap: d scores before a soft cap.
+        wanted: whether a tile, of these blocks of queries and keys, counts.
     """
 
     own: tuple[int, ...]
@@ -76,6 +79,7 @@ class Sums(NamedTuple):
     write: Callable[[Any, Array, Place, Array], None]
     before_cap: bool
     name: str
+    wanted: Callable[[Array, Array], Array | bool] = lambda iq, ik: True
 
 
 def bias_gradient(static: KernelPlan, arrays: dict[str, Array], shape: tuple[int, ...]) -> Array:
@@ -114,20 +118,32 @@ def bias_gradient(static: KernelPlan, arrays: dict[str, Array], shape: tuple[int
     return _run(static, arrays, sums)
 
 
-def distance_gradient(static: KernelPlan, arrays: dict[str, Array], heads: int) -> Array:
+def distance_gradient(
+    static: KernelPlan,
+    arrays: dict[str, Array],
+    heads: int,
+    lines: tuple[list[Array], Blocks] | None,
+) -> Array:
     """d of the numbers per distance, [1, N|1, T + S - 1], float32.
 
     Args:
         static, arrays: as in `bias_gradient`; tiles are square.
         heads: N, or 1 for numbers that all heads share.
+        lines: of backward_narrow.py, whose tiles on straight lines are summed there; None: here.
     """
     size = static.blocks.queries
     rows, columns = static.T // size, static.S // size
     last, shared = rows - 1, static.N // heads
+    low, high = 0, rows + columns - 1  # distances, in blocks
+    if lines is not None and static.bent is not None:
+        before, after = static.bent
+        around = lines[1].queries + lines[1].keys
+        low = max(low, (before - around) // size + 1)
+        high = min(high, -(-(after + around) // size) - 1)
 
     def query_blocks(place: Place) -> tuple[Array, Array]:
         """The first that has a key block at the distance of this place, and how many have one."""
-        apart = place[3] - last
+        apart = place[3] + (low - last)
         first = jnp.maximum(0, -apart)
         return first, jnp.minimum(rows, columns - apart) - first
 
@@ -135,30 +151,58 @@ def distance_gradient(static: KernelPlan, arrays: dict[str, Array], heads: int) 
         first, count = query_blocks(place)
         iq, index = first + lax.rem(index, count), lax.div(index, count)
         head = place[1] if shared == 1 else lax.rem(index, jnp.int32(shared))
-        return lax.div(index, jnp.int32(shared)), head, iq, iq + place[3] - last
+        return lax.div(index, jnp.int32(shared)), head, iq, iq + place[3] + (low - last)
+
+    def wanted(iq: Array, ik: Array) -> Array | bool:
+        if lines is None:
+            return True
+        of_rows, of_keys = (
+            pl.ds(lax.div(block, jnp.int32(whole // size)) * whole, whole)
+            for block, whole in ((iq, lines[1].queries), (ik, lines[1].keys))
+        )
+        place = AmongDistances.of(static, of_rows, of_keys)
+        return ~(place.before | place.after)
 
     def write(out: Any, part: Array, place: Place, total: Array) -> None:
         plt.store(out.at[part, place[1], place[3], :, :], total)
 
-    distances, each = rows + columns - 1, static.B * shared
+    each = static.B * shared
     sums = Sums(
-        (1, heads, 1, distances),
+        (1, heads, 1, high - low),
         each * min(rows, columns),
         lambda place: each * query_blocks(place)[1],
         visited,
-        (heads, distances, size, size),
+        (heads, high - low, size, size),
         write,
         True,
         "regard_d_distances",
+        wanted,
     )
     tiles = _run(static, arrays, sums)
     # Tile number d has the distances from d·size on, less T - 1; its last ones are the next's too.
     found = jnp.pad(sum_distances(tiles), ((0, 0), (0, 0), (0, 1)))
-    found = found.reshape(heads, distances, 2, size)
+    found = found.reshape(heads, high - low, 2, size)
     here, beyond = (
         jnp.pad(found[:, :, half], ((0, 0), (half, 1 - half), (0, 0))) for half in range(2)
     )
-    return (here + beyond).reshape(1, heads, -1)[..., :-1]
+    numbers = (here + beyond).reshape(heads, -1)
+    numbers = jnp.pad(numbers, ((0, 0), (low * size, (rows + columns - 1 - high) * size)))
+    if lines is not None:
+        numbers = _with_lines(static, numbers, lines[0])
+    return numbers[None, :, :-1]
+
+
+def _with_lines(static: KernelPlan, numbers: Array, lines: list[Array]) -> Array:
+    """Adds what is on straight lines, which two of the numbers stand for."""
+    first, last = cast(Any, static.bent)
+    per_head = [part.sum((0, 2)) for part in lines]  # [N]
+    if numbers.shape[0] == 1:
+        per_head = [part.sum(keepdims=True) for part in per_head]
+    for start, number, slope in ((first - 1, *per_head[:2]), (last, *per_head[2:])):
+        if 0 <= start < NO_ENTRY:
+            numbers = numbers.at[:, start].add(number - slope)
+            numbers = numbers.at[:, start + 1].add(slope)
+    return numbers
 
 
 def _run(static: KernelPlan, arrays: dict[str, Array], sums: Sums) -> Array:
@@ -201,7 +245,8 @@ def _run(static: KernelPlan, arrays: dict[str, Array], sums: Sums) -> Array:
                 slope = slope if sums.before_cap else None
                 return total + d_normalized(named, factor, d_kept, slope, rows, flipped=False)
 
-            return lax.cond((low <= ik) & (ik < high), add, lambda total: total, total)
+            visible = (low <= ik) & (ik < high)
+            return lax.cond(visible & sums.wanted(iq, ik), add, lambda total: total, total)
 
         total = jnp.zeros((blocks.queries, blocks.keys), jnp.float32)
         first, last = share_of(part, parts, jnp.int32(0), sums.tiles(place))

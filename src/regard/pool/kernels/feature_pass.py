@@ -205,7 +205,7 @@ class FeaturePass(KernelDerivatives):
             found.value[:, :, :S, :V].astype(operands.value.dtype),
             jax.tree.map(jnp.zeros_like, operands.raw_queries),
             _cut(found.query_bias, T, of_query),
-            *self._d_biases(static, arrays, mask, operands),
+            *self._d_biases(static, arrays, mask, operands, found.lines),
         )
 
     def _d_biases(
@@ -214,6 +214,7 @@ class FeaturePass(KernelDerivatives):
         arrays: dict[str, Array],
         mask: KernelMask,
         operands: FeatureOperands,
+        lines: tuple[list[Array], Blocks] | None,
     ) -> tuple[Array | None, Array | None]:
         """Of the bias, and of the numbers per distance."""
         bias, numbers = operands.bias, operands.distance_bias
@@ -228,7 +229,7 @@ class FeaturePass(KernelDerivatives):
             found = bias_gradient(static, arrays, arrays["bias"].shape)
             bias = found[tuple(slice(size) for size in bias.shape)].astype(bias.dtype)
         if numbers is not None:
-            found = distance_gradient(static, arrays, numbers.shape[1])
+            found = distance_gradient(static, arrays, numbers.shape[1], lines)
             first = static.T - self.axes.T  # padded queries' come first, padded keys' last
             numbers = found[..., first : first + numbers.shape[2]].astype(numbers.dtype)
         return bias, numbers
@@ -306,6 +307,7 @@ class FeaturePass(KernelDerivatives):
             static.over_groups(callers(found.value)),
             found.query_bias,
             None if d_bias is None else static.over_groups(d_bias),
+            found.lines,
         )
 
     def _product(

@@ -249,6 +249,17 @@ class AmongDistances(NamedTuple):
         start = jnp.where(before, jnp.int32(max(low - 1, 0)), jnp.int32(high))
         return cls(first, before, first - (rows.size - 1) >= high, start)
 
+    def line_sums(self, d_scores: Array) -> list[Array]:
+        """d of the number that its line starts at and of the line's slope, per query of a tile
+        [rows, keys]: for the line before, and for the one after; zeros where it is not on it.
+        """
+        row, key = (jnp.arange(size, dtype=jnp.int32) for size in d_scores.shape)
+        total = d_scores.sum(axis=1)
+        along = (d_scores * key.astype(jnp.float32)[None, :]).sum(axis=1)
+        along = along + total * (self.first - self.start - row).astype(jnp.float32)
+        sides = self.before, self.after
+        return [jnp.where(side, part, 0.0) for side in sides for part in (total, along)]
+
 
 def _add_by_distance(
     static: KernelPlan, numbers: Any, scores: Array, rows: Any, keys: Any, flipped: bool
@@ -258,10 +269,11 @@ def _add_by_distance(
     A gather takes as long as a matrix product of the tile; most tiles are on a straight line.
     """
     row, key = (jnp.arange(size, dtype=jnp.int32) for size in (rows.size, keys.size))
+    first = keys.start - rows.start + (static.T - 1)
 
     def gather(scores: Array) -> Array:
-        index = _along(keys.start + (static.T - 1) + key, not flipped)
-        return scores + plt.load(numbers.at[index - _along(rows.start + row, flipped)])
+        index = _along(first + key, not flipped) - _along(row, flipped)
+        return scores + plt.load(numbers.at[index])
 
     if static.bent is None:
         return gather(scores)
