@@ -25,17 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import regard
-from regard.bench.results.record import describe_device
+from regard.bench.results.record import write_script_record
 from regard.bench.run.timing import DeviceClock, Queued, interleave
 
-BUNDLED = 10
 RNG = np.random.default_rng(0)
 
 
 class Timed(NamedTuple):
     """A program and what its time is divided by: the name of another of its group, or None."""
 
-    group: str
     name: str
     function: Any
     arguments: tuple[Any, ...]
@@ -47,7 +45,7 @@ def normal(*shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
     return jnp.asarray(RNG.standard_normal(shape, np.float32), dtype)
 
 
-def both(group: str, name: str, call: Any, arrays: Any, over: str | None, goals: Any) -> list[Timed]:
+def both(name: str, call: Any, arrays: Any, over: str | None, goals: Any) -> list[Timed]:
     """A call of one pytree of arrays, forward, and with the gradient of all of them."""
     shape = jax.eval_shape(call, arrays).shape
     cotangent = normal(*shape)
@@ -58,9 +56,8 @@ def both(group: str, name: str, call: Any, arrays: Any, over: str | None, goals:
 
     forward, gradient = goals
     return [
-        Timed(group, name, call, (arrays,), over, forward),
+        Timed(name, call, (arrays,), over, forward),
         Timed(
-            group,
             f"{name}, gradients",
             backward,
             (arrays, cotangent),
@@ -84,41 +81,48 @@ def terms() -> list[Timed]:
         return regard.attend(*rows, score=score(arrays), **options)
 
     def case(name: str, over: str | None, goals: Any, more: Any = (), **options: Any) -> Any:
-        return both("terms", name, functools.partial(call, **options), rows | dict(more), over, goals)
+        return both(name, functools.partial(call, **options), rows | dict(more), over, goals)
 
     def sum_with(term: Any) -> Any:
         return lambda parameters: regard.Dot() + term(parameters)
 
-    t5 = dict(table=float32(N, 32))
+    alibi = sum_with(lambda p: regard.Alibi())
+    two_sided = sum_with(lambda p: regard.Alibi(two_sided=True))
+    buckets = sum_with(lambda p: regard.RelativeBias(p["table"], 128))
+    table = sum_with(lambda p: regard.RelativeBias(p["table"]))
     return [
         *case("dot", None, (None, None)),
         *case("dot, causal", None, (None, None), mask=causal),
         *case("rotary", "dot", (1.1, 1.15), score=lambda p: regard.Rotary(regard.Dot())),
-        *case("alibi, causal", "dot, causal", (1.1, 1.15), mask=causal, score=sum_with(lambda p: regard.Alibi())),
+        *case("alibi, causal", "dot, causal", (1.1, 1.15), mask=causal, score=alibi),
         *case("soft cap", "dot", (1.1, 1.15), softcap=30.0),
         *case("sink", "dot", (1.1, 1.15), dict(sink=float32(N))),
-        *case("T5 buckets", "dot", (1.4, 1.4), t5, score=sum_with(lambda p: regard.RelativeBias(p["table"], 128))),
-        *case("table of distances", "dot", (1.4, 1.4), dict(table=float32(N, 257)), score=sum_with(lambda p: regard.RelativeBias(p["table"]))),
+        *case("T5 buckets", "dot", (1.4, 1.4), dict(table=float32(N, 32)), score=buckets),
+        *case("table of distances", "dot", (1.4, 1.4), dict(table=float32(N, 257)), score=table),
         *case("dot + Gaussian", "dot", (1.2, 1.2), score=sum_with(lambda p: regard.Gaussian(3.0))),
-        *case("two-sided alibi", "dot", (None, None), score=sum_with(lambda p: regard.Alibi(two_sided=True))),
+        *case("two-sided alibi", "dot", (1.4, 1.4), score=two_sided),
         *case("soft cap, causal", "dot, causal", (1.1, 1.15), mask=causal, softcap=30.0),
         *case("sink, causal", "dot, causal", (1.1, 1.15), dict(sink=float32(N)), mask=causal),
-    ]  # fmt: skip
+    ]
 
 
 def memory() -> list[Timed]:
-    found = []
     attend = regard.attend
+
+    def with_lengths(score: Any, query: Any, key: Any, value: Any, lens: Any) -> Any:
+        return attend(query, key, value, score=score, valid_lens=lens)
+
+    found = []
     for B, S, N, K, D in ((8, 32768, 32, 8, 128), (1, 131072, 32, 8, 128), (64, 2048, 16, 16, 64)):
         lens = jnp.asarray(np.maximum(1, S - np.arange(B)), jnp.int32)
         query, key, value = normal(B, 1, N, D), normal(B, S, K, D), normal(B, S, K, D)
         name = f"one query, B={B} S={S}"
         for kind, score in (("", regard.Dot()), (", Gaussian", regard.Gaussian(D**0.5))):
-            plain = functools.partial(lambda s, q, k, v, l: attend(q, k, v, score=s, valid_lens=l), score)
+            plain = functools.partial(with_lengths, score)
             held = regard.Memory.of(key, value, score=score, valid_lens=lens)
             found += [
-                Timed("memory", name + kind, plain, (query, key, value, lens)),
-                Timed("memory", f"{name}{kind}, Memory", attend, (query, held), name + kind, 1.05),
+                Timed(name + kind, plain, (query, key, value, lens)),
+                Timed(f"{name}{kind}, Memory", attend, (query, held), name + kind, 1.05),
             ]
     B, S, h = 64, 4096, 256
     query, key, value = normal(B, 1, h), normal(B, S, h), normal(B, S, h)
@@ -126,9 +130,9 @@ def memory() -> list[Timed]:
     lens = jnp.asarray(np.maximum(1, S - np.arange(B)), jnp.int32)
     held = regard.Memory.of(key, value, score=score, valid_lens=lens)
     found += [
-        Timed("memory", "one query, additive", lambda q, k, v, l, s: attend(q, k, v, score=s, valid_lens=l), (query, key, value, lens, score)),
-        Timed("memory", "one query, additive, Memory", attend, (query, held), "one query, additive", 1.0),
-    ]  # fmt: skip
+        Timed("one query, additive", with_lengths, (score, query, key, value, lens)),
+        Timed("one query, additive, Memory", attend, (query, held), "one query, additive", 1.0),
+    ]
     pages, page, B, K, D = 10_000, 16, 256, 8, 128
     counts = RNG.integers(1, 2 * pages // B, B)
     counts = np.minimum(counts, counts * pages // counts.sum())
@@ -144,9 +148,9 @@ def memory() -> list[Timed]:
     query = normal(B, 1, 32, D)
     return [
         *found,
-        Timed("memory", "256 sequences, contiguous", attend, (query, dense)),
-        Timed("memory", "256 sequences, paged", attend, (query, paged), "256 sequences, contiguous", 1.15),
-    ]  # fmt: skip
+        Timed("256 sequences, contiguous", attend, (query, dense)),
+        Timed("256 sequences, paged", attend, (query, paged), "256 sequences, contiguous", 1.15),
+    ]
 
 
 def ring() -> list[Timed]:
@@ -159,21 +163,22 @@ def ring() -> list[Timed]:
 
     lse = functools.partial(regard.attend, return_lse=True)
     return [
-        Timed("ring", "one call", regard.attend, rows),
-        Timed("ring", "with log-sum-exp", lse, rows, "one call", None),
-        Timed("ring", "eighths, merged", eighths, rows, "one call", 1.1),
+        Timed("one call", regard.attend, rows),
+        Timed("with log-sum-exp", lse, rows, "one call", None),
+        Timed("eighths, merged", eighths, rows, "one call", 1.1),
     ]
 
 
 def looking() -> list[Timed]:
     B, T, N, D = 2, 4096, 16, 64
     rows = normal(B, T, N, D), normal(B, T, N, D)
+    causal = functools.partial(regard.summarize, mask=regard.Mask.causal())
     return [
-        Timed("looking", "one pass", regard.attend, (*rows, rows[1])),
-        Timed("looking", "summarize", regard.summarize, rows, "one pass", 2.0),
-        Timed("looking", "attention_map", regard.attention_map, rows, "one pass", None),
-        Timed("looking", "summarize, causal", functools.partial(regard.summarize, mask=regard.Mask.causal()), rows, "one pass", 2.0),
-    ]  # fmt: skip
+        Timed("one pass", regard.attend, (*rows, rows[1])),
+        Timed("summarize", regard.summarize, rows, "one pass", 2.0),
+        Timed("attention_map", regard.attention_map, rows, "one pass", None),
+        Timed("summarize, causal", causal, rows, "one pass", 2.0),
+    ]
 
 
 def layer() -> list[Timed]:
@@ -187,7 +192,7 @@ def layer() -> list[Timed]:
     definition, state = nnx.split(layer)
     x = normal(8, 2048, 1024)
     call = lambda arrays: nnx.merge(definition, arrays[0])(arrays[1])  # noqa: E731
-    return both("layer", "additive heads", call, (state, x), None, (None, None))
+    return both("additive heads", call, (state, x), None, (None, None))
 
 
 def second() -> dict[str, float]:
@@ -202,7 +207,7 @@ def second() -> dict[str, float]:
                 return jnp.square(out.astype(jnp.float32)).sum()
 
             def product(query: Any, along: Any, *rest: Any) -> Any:
-                return jax.jvp(jax.grad(lambda q: energy(q, rest)), (query,), (along,))[1]  # noqa: B023
+                return jax.jvp(jax.grad(lambda q: energy(q, rest)), (query,), (along,))[1]
 
             try:
                 compiled = jax.jit(product).lower(rows[0], rows[0], *rows[1:]).compile()
@@ -267,13 +272,24 @@ def measure(group: str, rounds: int) -> list[dict[str, Any]]:
     return lines
 
 
+def told(line: dict[str, Any]) -> str:
+    """A line of the table."""
+    start = f"{line['group']}: {line['name']:38} "
+    if "failed" in line:
+        return start + line["failed"]
+    text = f"{line['ms']:8.4f} ms, compiled {line['compile_s']:5.1f} s, {line['temp_mib']:7.1f} MiB"
+    if "ratio" in line:
+        text += f", {line['ratio']:.3f} of {line['over']} (goal {line['goal']})"
+    return start + text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[*GROUPS, "second"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--record", type=Path, help="folder for the JSON")
     given = parser.parse_args()
-    record: dict[str, Any] = dict(device=describe_device(), lines=[])
+    record: dict[str, Any] = dict(lines=[])
     for group in given.only:
         if group == "second":
             record["second_order_mib"] = second()
@@ -281,12 +297,9 @@ def main() -> None:
             continue
         for line in measure(group, given.rounds):
             record["lines"].append(line)
-            what = line.get("failed") or f"{line['ms']:8.4f} ms, compiled {line['compile_s']:5.1f} s, {line['temp_mib']:7.1f} MiB"
-            ratio = f", {line['ratio']:.3f} of {line['over']} (goal {line['goal']})" if "ratio" in line else ""
-            print(f"{group}: {line['name']:38} {what}{ratio}", flush=True)
+            print(told(line), flush=True)
     if given.record:
-        given.record.mkdir(parents=True, exist_ok=True)
-        (given.record / "terms.json").write_text(json.dumps(record, indent=1) + "\n")
+        print(write_script_record("terms", record, given.record))
 
 
 if __name__ == "__main__":

@@ -31,14 +31,14 @@ WIDTH, INNER, LAYERS, HEADS = 256, 1024, 2, 4  # the peer's, about the bundled m
 class Regard:
     """All of `translate`: splitting into tokens, the search, and the texts with their alignment."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, lines: list[str]) -> None:
         import jax
 
         from regard.cli.compile_cache import keep_compiled_programs
         from regard.seq2seq.translator import Translator
 
         keep_compiled_programs()
-        self.lines = json.loads(Path(path).read_text())
+        self.lines = lines
         self.translator = Translator.load()
         leaves = jax.tree.leaves(self.translator.model)
         self.about = {"parameters": sum(leaf.size for leaf in leaves)}
@@ -104,7 +104,6 @@ def random_transformer(vocabulary: list[str], folder: str) -> int:
     spec.register_source_vocabulary(vocabulary)
     spec.register_target_vocabulary(vocabulary)
     spec.validate()
-    Path(folder).mkdir()
     spec.save(folder)
     # The three tied tables are one.
     return sum(one.numpy().size for one in spec.variables().values()) - 2 * shared.size
@@ -113,18 +112,17 @@ def random_transformer(vocabulary: list[str], folder: str) -> int:
 class Peer:
     """`translate_batch` on tokens, sentences sorted by length, as many to a batch as is fastest."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, work: dict[str, Any]) -> None:
         import ctranslate2
 
-        work = json.loads(Path(path).read_text())
-        folder = str(Path(path).with_suffix(".model"))
-        parameters = random_transformer(work["vocabulary"], folder)
-        self.translators = {
-            kind: ctranslate2.Translator(
-                folder, compute_type=kind, inter_threads=1, intra_threads=1
-            )
-            for kind in ("float32", "int8")
-        }
+        with tempfile.TemporaryDirectory() as folder:
+            parameters = random_transformer(work["vocabulary"], folder)
+            self.translators = {
+                kind: ctranslate2.Translator(
+                    folder, compute_type=kind, inter_threads=1, intra_threads=1
+                )
+                for kind in ("float32", "int8")
+            }
         # One call for each length, because a call has one length for all that it writes.
         self.work: dict[int, list[list[str]]] = defaultdict(list)
         for tokens, length in work["tokens"]:
@@ -151,11 +149,13 @@ class Peer:
 # Measuring ------------------------------------------------------------------------------------
 
 
-def serve(who: str, path: str) -> None:
-    """The worker: a beam in, a line of JSON out; "tokens" asks regard for its last work."""
+def serve(who: str) -> None:
+    """The worker: its work as a line of JSON in, then for each beam in a line of JSON out; "tokens"
+    asks regard for its last work.
+    """
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     answers, sys.stdout = sys.stdout, sys.stderr
-    worker: Any = {"regard": Regard, "ctranslate2": Peer}[who](path)
+    worker: Any = {"regard": Regard, "ctranslate2": Peer}[who](json.loads(sys.stdin.readline()))
     print(json.dumps(worker.about), file=answers, flush=True)
     for line in sys.stdin:
         if line.strip() == "tokens":
@@ -170,28 +170,25 @@ def serve(who: str, path: str) -> None:
 
 
 class Worker:
-    """A framework in its process."""
+    """A framework in its process, which is given its work through a pipe."""
 
-    def __init__(self, python: str, who: str, path: Path) -> None:
+    def __init__(self, python: str, who: str, work: Any) -> None:
         self.process = subprocess.Popen(
-            [python, __file__, "--serve", who, str(path)],
+            [python, __file__, "--serve", who],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.about = self._answer(who)
         self.who = who
+        self.about = self.ask(json.dumps(work))
 
     def ask(self, what: object) -> dict[str, Any]:
         assert self.process.stdin is not None
-        print(what, file=self.process.stdin, flush=True)
-        return self._answer(self.who)
-
-    def _answer(self, who: str) -> dict[str, Any]:
         assert self.process.stdout is not None
+        print(what, file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"the process with {who} ended: what it said is above.")
+            raise SystemExit(f"the process with {self.who} ended: what it said is above.")
         return json.loads(line)
 
 
@@ -211,28 +208,23 @@ def main() -> None:
     lines = [text[place].split("\t")[0] for place in places]
     words, before = sum(len(line.split()) for line in lines), os.getloadavg()[0]
     best: dict[str, dict[str, float]] = {str(beam): {} for beam in BEAMS}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "lines.json"
-        path.write_text(json.dumps(lines))
-        workers = [Worker(sys.executable, "regard", path)]
-        for beam in BEAMS:  # compiles; the last has the tokens that the peer is to write
-            workers[0].ask(beam)
-        if given.peer_python:
-            work = Path(folder) / "work.json"
-            work.write_text(json.dumps(workers[0].ask("tokens")))
-            workers.append(Worker(given.peer_python, "ctranslate2", work))
-            workers[1].ask(1)
-        for number in range(given.rounds):
-            for beam in BEAMS:
-                fastest = best[str(beam)]
-                for worker in workers[:: -1 if number % 2 else 1]:
-                    answer = worker.ask(beam)
-                    times = answer.get("by_type") or {"": answer["cpu_seconds"]}
-                    for kind, seconds in times.items():
-                        name = f"{worker.who} {kind}".strip()
-                        fastest[name] = max(fastest.get(name, 0.0), words / seconds)
-        for worker in workers:
-            worker.process.communicate()
+    workers = [Worker(sys.executable, "regard", lines)]
+    for beam in BEAMS:  # compiles; the last has the tokens that the peer is to write
+        workers[0].ask(beam)
+    if given.peer_python:
+        workers.append(Worker(given.peer_python, "ctranslate2", workers[0].ask("tokens")))
+        workers[1].ask(1)
+    for number in range(given.rounds):
+        for beam in BEAMS:
+            fastest = best[str(beam)]
+            for worker in workers[:: -1 if number % 2 else 1]:
+                answer = worker.ask(beam)
+                times = answer.get("by_type") or {"": answer["cpu_seconds"]}
+                for kind, seconds in times.items():
+                    name = f"{worker.who} {kind}".strip()
+                    fastest[name] = max(fastest.get(name, 0.0), words / seconds)
+    for worker in workers:
+        worker.process.communicate()
     names = list(best["1"])
     print(f"| source words per CPU second, one core | {' | '.join(names)} |")
     print(f"| --- |{' --- |' * len(names)}")

@@ -82,8 +82,9 @@ CHOOSY = {
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Manhattan(regard.Score):
-    """-rate . |q - k|: a score that the library does not have and cannot lift, as a user writes
-    it.
+    """-rate . |q - k|: a score that the library does not have and cannot lift, as a user writes it.
+
+    Numbers of 16 bits are often equal: the slope there is 0, as in the oracle; of jnp.abs it is 1.
     """
 
     rate: Any
@@ -91,7 +92,8 @@ class Manhattan(regard.Score):
     def scores(self, query, key):
         wide = jnp.float64 if query.dtype == jnp.float64 else jnp.float32
         query, key, rate = (x.astype(wide) for x in (query, key, self.rate))
-        apart = jnp.abs(query[..., :, None, :] - key[..., None, :, :])  # [..., T, S, D]
+        apart = query[..., :, None, :] - key[..., None, :, :]  # [..., T, S, D]
+        apart = apart * jnp.sign(apart)
         return -jnp.einsum("...d,d->...", apart, rate)
 
 
@@ -197,6 +199,9 @@ ALIBI = ScoreRow(
 RELATIVE = ScoreRow(
     regard.RelativeBias, oracle.RelativeBias, (8, 8), lambda normal, N: {"table": normal(N, 9)}
 )
+TWO_SIDED = ScoreRow(
+    partial(regard.Alibi, two_sided=True), oracle.TwoSidedAlibi, (6, 6), ALIBI.draw
+)
 
 
 def _row(name, widths):
@@ -213,6 +218,9 @@ SCORES = SINGLE_SCORES | {
     ),
     "dot + alibi per head": summed((_row("dot", (8, 8)), None), (ALIBI, None)),
     "dot + c relative bias per head": summed((_row("dot", (8, 8)), None), (RELATIVE, "one")),
+    "gaussian + two-sided alibi per head": summed(
+        (SINGLE_SCORES["gaussian"], None), (TWO_SIDED, None)
+    ),
     "rotary gaussian, half turned": ScoreRow(
         lambda **parameters: regard.Rotary(regard.Gaussian(**parameters), 100.0, 0.5),
         lambda parameters: oracle.Rotary(oracle.Gaussian, parameters, 0.5, base=100.0),

@@ -166,6 +166,11 @@ class Alibi:
 
 
 @dataclass
+class TwoSidedAlibi(Alibi):
+    two_sided: bool = True
+
+
+@dataclass
 class RelativeBias:
     """table[j - i + R], of a table of 2R + 1 entries, past whose ends distances are clipped."""
 

@@ -60,6 +60,11 @@ CASES = {
         dict(score=regard.Gaussian(jnp.float32(1.3)), valid_lens=PER_HEAD),
     ),
     "gaussian per head, one key head": (ALL, 1, dict(score=regard.Gaussian(1 + draw(N) ** 2))),
+    "by distance": (
+        FUSED,
+        4,
+        dict(score=regard.Dot() + regard.RelativeBias(draw(2 * S + 1)), valid_lens=PER_QUERY),
+    ),
     "bilinear": (ALL, N, dict(score=regard.Bilinear(draw(D, D)))),
     "bilinear per head, segments": (
         FUSED,
@@ -149,11 +154,14 @@ def lowers_for_a_gpu(mesh):
     x = jax.ShapeDtypeStruct((B, 128, N, 64), jnp.bfloat16, sharding=place)
     lens = jax.ShapeDtypeStruct((B,), jnp.int32, sharding=NamedSharding(mesh, P("data")))
     score = regard.Additive(draw(64, 16), draw(64, 16), draw(16))
-    for name, settings in {
-        "cudnn": {},
-        "pallas": {},
-        "pallas, additive": dict(score=score),
-    }.items():
+    # Each path of a score: a call forward, one backward. Short additive scores have the exact path
+    # alone; lifted ones the narrow lift, the sines for data outside its range, and the exact path.
+    for name, settings, policy, paths in (
+        ("cudnn", {}, contextlib.nullcontext, 1),
+        ("pallas", {}, contextlib.nullcontext, 1),
+        ("pallas, additive", dict(score=score), contextlib.nullcontext, 1),
+        ("pallas, additive, lifted", dict(score=score), lift_anywhere, 3),
+    ):
         backend = name.split(",")[0]
 
         def step(query, key, value, cotangent, lens, settings=settings, backend=backend):
@@ -163,12 +171,11 @@ def lowers_for_a_gpu(mesh):
             out, pull = jax.vjp(pool, query, key, value)
             return out, pull(cotangent)
 
-        with on_hopper(), lift_anywhere():
+        with on_hopper(), policy():
             text = jax.jit(step).trace(x, x, x, x, lens).lower(lowering_platforms=("cuda",))
         calls = [line for line in text.as_text().splitlines() if "stablehlo.custom_call @" in line]
         shared = [line for line in calls if "@CustomSPMDPartitioning" in line]
-        # Forward and backward; of the additive score also the exact kernel, for other data.
-        assert len(shared) == (4 if settings else 2), (name, calls)
+        assert len(shared) == 2 * paths, (name, calls)
         assert all("sdy.sharding_rule" in line for line in shared), (name, shared)
         bare = [line for line in calls if "triton" in line or "mosaic" in line or "cudnn" in line]
         assert not bare, (name, bare)

@@ -169,3 +169,17 @@ def test_linear_memory():
     for function in (regard.summarize, regard.attention_map):
         name, shape = largest(lambda q, k, function=function: jax.tree.leaves(function(q, k)), x, x)
         assert np.prod(shape) < long * long, f"{function.__name__}: {name} makes {shape}"
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_sink_meets_scores_with_their_constant_per_query(softcap):
+    """Softmax cannot see it, so that tiles may leave it out; a sink does."""
+    rng = np.random.default_rng(6)
+    query, key = (jnp.asarray(rng.standard_normal((2, 11, 2, 3)), jnp.float32) for _ in range(2))
+    call = dict(score=regard.Gaussian(1.1), sink=jnp.asarray([-0.5, 0.5]), softcap=softcap)
+    weights = regard.weights(query, key, **call, implementation="reference")
+    with small_tiles():
+        stats = regard.summarize(query, key, **call)
+        image = regard.attention_map(query, key, **call)
+    assert_close(stats.key_total, np.asarray(weights).sum(axis=-2), 4e-6, "key_total")
+    assert_close(image, np.asarray(weights), 4e-6, "image")

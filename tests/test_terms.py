@@ -129,25 +129,33 @@ def test_the_log_sum_exp_is_that_of_jax_nn():
     np.testing.assert_allclose(lse.swapaxes(1, 2), expected, atol=1e-5)
 
 
-def test_a_map_and_a_summary_count_the_sink():
+@pytest.mark.parametrize(
+    ("score", "cap"),
+    [(regard.Dot(), CAP), (regard.Gaussian(1.3), None), (regard.Dot() + regard.Alibi(), None)],
+    ids=["capped", "gaussian", "alibi"],
+)
+def test_a_map_and_a_summary_count_the_sink(score, cap):
+    """Lifts of the last two lack a constant per query, which the sink is compared with."""
     query, key, _, sink = arrays()
-    settings = dict(sink=sink, softcap=CAP, mask=CAUSAL)
-    alpha = regard.weights(query, key, **settings)
+    settings = dict(score=score, softcap=cap, mask=CAUSAL)
+    alpha = regard.weights(query, key, sink=sink, **settings)
     with small_tiles():
-        stats = regard.summarize(query, key, **settings)
-        image = regard.attention_map(query, key, **settings)
+        stats = regard.summarize(query, key, sink=sink, **settings)
+        image = regard.attention_map(query, key, sink=sink, **settings)
     np.testing.assert_allclose(image, alpha, atol=1e-12)
     np.testing.assert_allclose(stats.key_total, alpha.sum(-2), atol=1e-12)
     np.testing.assert_allclose(stats.max_weight, alpha.max(-1), atol=1e-12)
 
-    def total(sink):
+    def total(query, sink):
         with small_tiles():
-            return regard.summarize(query, key, **(settings | dict(sink=sink))).key_total.sum()
+            return regard.summarize(query, key, sink=sink, **settings).key_total.sum()
 
-    def expected(sink):
-        return regard.weights(query, key, **(settings | dict(sink=sink))).sum()
+    def expected(query, sink):
+        return regard.weights(query, key, sink=sink, **settings).sum()
 
-    np.testing.assert_allclose(jax.grad(total)(sink), jax.grad(expected)(sink), atol=1e-10)
+    slopes = (jax.grad(function, (0, 1))(query, sink) for function in (total, expected))
+    for got, right in zip(*slopes, strict=True):
+        np.testing.assert_allclose(got, right, atol=1e-10)
 
 
 @pytest.mark.usefixtures("quick_compilation")

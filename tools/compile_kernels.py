@@ -31,7 +31,7 @@ import regard
 from regard import placement
 from regard.placement import Device
 
-Call = tuple[Callable[..., Array], tuple[Any, ...]]  # attend, and shapes of query, key and value
+Call = tuple[Callable[..., Any], tuple[Any, ...]]  # attend, and shapes of query, key and value
 
 
 def attention(
@@ -65,6 +65,14 @@ def paged(
     return attend, (query, pages, pages, jax.ShapeDtypeStruct((B,), jnp.int32))
 
 
+def looking(
+    function: Callable[..., Any], B: int, T: int, N: int, D: int, dtype: str, **options: Any
+) -> Call:
+    """`summarize` or `attention_map` of queries and keys."""
+    rows = jax.ShapeDtypeStruct((B, T, N, D), dtype)
+    return functools.partial(function, **options), (rows, rows)
+
+
 def additive(hidden: int, dtype: str = "bfloat16") -> regard.Score:
     return regard.Additive(None, None, jnp.ones(hidden, dtype), tolerance="exact")
 
@@ -88,10 +96,28 @@ def calls() -> dict[str, Call]:
     )
     for h in (64, 256):
         found[f"short additive {h}"] = attention(64, 50, 50, 1, 1, h, 512, score=additive(h))
+    for D in (64, 128, 256):
+        score = regard.Dot() + regard.Alibi(two_sided=True)
+        found[f"by distance {D}"] = attention(4, 4096, 4096, 16, 16, D, D, score=score)
+    found["by distance float32 64"] = attention(
+        4, 4096, 4096, 16, 16, 64, 64, "float32", score=score
+    )
+    found["plain 64"] = attention(4, 4096, 4096, 16, 16, 64, 64, softcap=30.0)
     for D in (64, 128):
         for regime in (regard.Sparsemax(), regard.Hard(True), regard.Kernel(jax.nn.softplus)):
             name = f"{type(regime).__name__.lower()} {D}"
             found[name] = attention(2, 4096, 4096, 16, 16, D, D, normalize=regime)
+    return found
+
+
+def looks() -> dict[str, Call]:
+    """By name; compiled forward: derivatives are plain XLA."""
+    found = {}
+    for D, dtype in ((64, "bfloat16"), (128, "bfloat16"), (256, "bfloat16"), (64, "float32")):
+        for function in (regard.summarize, regard.attention_map):
+            for name, mask in (("", None), (" causal", regard.Mask.causal())):
+                made = looking(function, 2, 4096, 16, D, dtype, mask=mask)
+                found[f"look {function.__name__}{name} {D} {dtype}"] = made
     return found
 
 
@@ -164,12 +190,13 @@ def with_gradients(attend: Callable[..., Array]) -> Callable:
 
 def lines(pattern: str, capability: tuple[int, int]) -> Iterator[str]:
     number = 10 * capability[0] + capability[1]
-    for name, (attend, shapes) in calls().items():
+    pooled = calls()
+    for name, (call, shapes) in (pooled | looks()).items():
         if pattern not in name:
             continue
         yield name
         seen = set()
-        for function in (attend, with_gradients(attend)):
+        for function in (call, with_gradients(call)) if name in pooled else (call,):
             for kernel in kernels(function, shapes):
                 if kernel.text not in seen:
                     yield report(kernel, number)

@@ -1,8 +1,8 @@
 """Fits the sine series of the additive lift's defaults: `python tools/fit_sine_series.py`.
 
 Writes src/regard/score/sine_series.npz, which the package reads instead of fitting. A table for
-each default tolerance and each range that 33 to 16 million queries and keys can ask for; others are
-fitted when they are needed. A few minutes on one core.
+each default tolerance and each range that `design_limit` asks for; others are fitted when they are
+needed. A few minutes on one core.
 """
 
 import sys
@@ -11,13 +11,11 @@ import time
 import numpy as np
 
 from regard.score import sine_series
-from regard.score.additive import DEFAULT_TOLERANCE, design_limit
-
-SHORTEST, LONGEST = 33, 1 << 24  # fewer tokens are never lifted
+from regard.score.additive import DEFAULT_TOLERANCE, LARGEST_LIMIT, LEAST_LIMIT
 
 
 def main() -> None:
-    limits = np.arange(design_limit(SHORTEST, SHORTEST), design_limit(LONGEST, LONGEST) + 0.1, 0.25)
+    limits = np.arange(LEAST_LIMIT, LARGEST_LIMIT + 0.1, 0.25)
     tables = {}
     for tolerance in sorted(DEFAULT_TOLERANCE.values()):
         began = time.monotonic()

@@ -104,7 +104,10 @@ def prepare(
     recalled = key
     if score.uses_positions():
         places = at_hand or positions(told, axes, sequence)
-        placement = Placement(query, key, *(one[:, None] for one in places))
+        by_default = at_hand is None and sequence is None
+        by_default = by_default and all(one is None for one in told.values())
+        of_query, of_key = (one[:, None] for one in places)
+        placement = Placement(query, key, of_query, of_key, by_default)
         score, query, key = score.placed(query, key, placement)
         axes = replace(axes, query_width=query.shape[-1], key_width=key.shape[-1])
     elif at_hand is None and any(one is not None for one in told.values()):

@@ -1,14 +1,15 @@
 """What the weights look like without the T×S matrix: per-query and per-key summaries, and pictures.
 
 Both run over tiles like blockwise pooling: once for the regime's per-query stats, once more to
-look at each tile's weights. Memory is linear in T and S.
+look at each tile's weights. On a GPU, softmax over a lift runs by two kernels instead
+(pool/kernels/looking.py). Memory is linear in T and S.
 """
 
 import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +17,18 @@ from jax import Array, lax
 
 from regard.front_door import Pipeline, prepare
 from regard.memory import Memory
-from regard.placement import on_device, vary_as
+from regard.placement import Device, on_device, vary_as
 from regard.pool.backend import Problem, Request
-from regard.pool.blockwise import (
-    Settings,
-    TiledPass,
-    pool_query_block,
-    sweeper,
-    visited_blocks,
-)
+from regard.pool.blockwise import TiledPass, pool_query_block, sweeper, visited_blocks
 from regard.pool.layout import forced_tiling
 from regard.pool.merge import sink_rows, with_sink
+from regard.pool.pallas import Settings as KernelSettings
+from regard.pool.pallas import look, settings_of_look
 from regard.pool.score_plan import ScorePath, ScorePlan
-from regard.pool.xla_tiles import TilePlan, Tiles, join, make_operands
+from regard.pool.tile import bins_of
+from regard.pool.xla_tiles import TilePlan, Tiles, Tiling, join, make_operands
 from regard.score.additive import LiftPolicy, lift_policy
+from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
 
 
@@ -60,6 +59,9 @@ class Summary:
 def summarize(query: Array, key: Array | Memory, **pipeline: Unpack[Pipeline]) -> Summary:
     """Entropy, best key and its weight per query, and the weight received per key.
 
+    On a GPU, `Softmax` of 16-bit or float32 numbers runs by two Triton kernels wherever the score's
+    lift does; every other call, and every derivative, by tiles in plain XLA.
+
     Example:
         >>> import jax.numpy as jnp, regard
         >>> x = jnp.zeros((2, 4, 1))
@@ -87,7 +89,8 @@ def attention_map(
 ) -> Array:
     """The weights as a picture: block-averaged to at most `resolution` rows and columns.
 
-    Where T and S fit in the resolution these are the weights themselves.
+    Where T and S fit in the resolution these are the weights themselves. Kernels run where they do
+    for `summarize`.
 
     Example:
         >>> import jax.numpy as jnp, regard
@@ -119,8 +122,16 @@ def attention_map(
     return _attention_map(problem, _settings(request), lift_policy(), picture)
 
 
+class Settings(NamedTuple):
+    """Forced tile sizes, the device of the call, and what its kernels are traced for, if any."""
+
+    sizes: Tiling | None
+    device: Device
+    kernels: KernelSettings | None
+
+
 def _settings(request: Request) -> Settings:
-    return Settings(forced_tiling(), request.device)
+    return Settings(forced_tiling(), request.device, settings_of_look(request))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -158,7 +169,7 @@ def _summary_of(problem: Problem, *, settings: Settings, smooth: bool) -> Summar
         rows = (*plan.lead, plan.tiling.block_q)
         real = _rows_inside(plan, iq)
 
-        def look(carry: Any, alpha: Array, ik: Array) -> Any:
+        def add_tile(carry: Any, alpha: Array, ik: Array) -> Any:
             total, entropy, best, at = carry
             first_key = ik * plan.tiling.block_k
             alpha = alpha * real
@@ -177,7 +188,7 @@ def _summary_of(problem: Problem, *, settings: Settings, smooth: bool) -> Summar
             )
 
         zeros = jnp.zeros(rows, plan.wide)
-        total, *per_query = sweep(look, (total, zeros, zeros, jnp.full(rows, -1, jnp.int32)))
+        total, *per_query = sweep(add_tile, (total, zeros, zeros, jnp.full(rows, -1, jnp.int32)))
         return total, tuple(per_query)
 
     def finish(plan: TilePlan, totals: Array, per_query: Any) -> Summary:
@@ -187,7 +198,11 @@ def _summary_of(problem: Problem, *, settings: Settings, smooth: bool) -> Summar
         received = _heads_joined(totals, axes, 1)[..., : axes.S]
         return Summary(problem.spoiled(entropy), at, problem.spoiled(best), received)
 
-    summary = _visit_tiles(problem, settings, start, query_block, finish, smooth)
+    def by_kernels(path: ScorePath, sink: Array | None, kernels: KernelSettings) -> Summary:
+        entropy, best, at, received = look(problem, path, sink, kernels)
+        return Summary(problem.spoiled(entropy), at, problem.spoiled(best), received)
+
+    summary = _visit_tiles(problem, settings, start, query_block, finish, by_kernels, smooth)
     return jax.tree.map(axes.callers_pairs, summary)
 
 
@@ -218,7 +233,7 @@ def _map_of(
         at = index * block + jnp.arange(block, dtype=jnp.int32)
         # Bins in float64-free integer arithmetic: floor(at * bins / length), split to stay small.
         bin_of = (at // length) * bins + (at % length) * bins // length
-        sizes = jnp.zeros(bins, jnp.int32).at[_bins(length, bins)].add(1)
+        sizes = jnp.zeros(bins, jnp.int32).at[bins_of(length, bins)].add(1)
         local = local_bins(block, bins, length)
         first = jnp.clip(bin_of[0], 0, bins - local)
         inside = (at < length)[None, :]
@@ -230,19 +245,23 @@ def _map_of(
         plan = tiles.plan
         top, down = average(iq, plan.tiling.block_q, height, axes.T, plan.wide)
 
-        def look(image: Array, alpha: Array, ik: Array) -> Array:
+        def add_tile(image: Array, alpha: Array, ik: Array) -> Array:
             left, across = average(ik, plan.tiling.block_k, width, axes.S, plan.wide)
             patch = jnp.einsum("rq,...qs,cs->...rc", down, alpha, across)
             at = (*(jnp.int32(0) for _ in plan.lead), top, left)
             here = lax.dynamic_slice(image, at, patch.shape)
             return lax.dynamic_update_slice(image, here + patch, at)
 
-        return sweep(look, image), ()
+        return sweep(add_tile, image), ()
 
     def finish(plan: TilePlan, images: Array, per_query: Any) -> Array:
         return _heads_joined(images, axes, 2)
 
-    return axes.callers_pairs(_visit_tiles(problem, settings, start, query_block, finish, smooth))
+    def by_kernels(path: ScorePath, sink: Array | None, kernels: KernelSettings) -> Array:
+        return look(problem, path, sink, kernels, picture)[0]
+
+    image = _visit_tiles(problem, settings, start, query_block, finish, by_kernels, smooth)
+    return axes.callers_pairs(image)
 
 
 def _visit_tiles(
@@ -251,6 +270,7 @@ def _visit_tiles(
     start: Callable,
     query_block: Callable,
     finish: Callable,
+    by_kernels: Callable,
     smooth: bool,
 ) -> Any:
     """Runs `query_block` over every block of queries, group by group.
@@ -258,18 +278,23 @@ def _visit_tiles(
     Args:
         query_block: (tiles, sweep, iq, carry) -> (carry, results per query); sweep(look, carry)
             calls look(carry, weights of a tile, ik) for the tiles of that block.
+        by_kernels: (path, sink, settings of kernels) -> what `finish` returns, for a path with a
+            lift where kernels run.
     """
     problem = problem.zeroed()
 
     def run(path: ScorePath) -> Any:
+        sink = _sink_of(problem, path)
+        if settings.kernels is not None and path.lift is not None and not smooth:
+            return by_kernels(path, sink, settings.kernels)
         tiled = TiledPass.of(problem, path, settings.sizes, settings.device.platform)
         plan, operands, allowed = tiled.lay(make_operands(problem, path), problem.allowed)
         bounds = visited_blocks(plan, allowed)
         weights_of, sinks = _smooth_weights if smooth else _weights, None
-        if problem.sink is not None:  # per query, as stats lie: [groups, Z, rows, 1]
+        if sink is not None:  # per query, as stats lie: [groups, Z, rows, 1]
             length = plan.query_blocks * plan.tiling.block_q
-            shape = (problem.axes.B, problem.axes.N, length)
-            rows = jnp.broadcast_to(sink_rows(problem.sink).astype(plan.wide), shape)
+            rows = jnp.broadcast_to(sink, (problem.axes.B, problem.axes.N, problem.axes.T))
+            rows = jnp.pad(rows, ((0, 0), (0, 0), (0, length - problem.axes.T)))
             sinks = rows.reshape(plan.groups, *plan.lead, length, 1)
 
         def group(index: Array) -> Any:
@@ -294,6 +319,15 @@ def _visit_tiles(
 
     with on_device(settings.device):
         return ScorePlan.of(problem).run(run)
+
+
+def _sink_of(problem: Problem, path: ScorePath) -> Array | None:
+    """[B|1, N|1, T|1], relative to scores without the constant per query that no pass adds."""
+    if problem.sink is None:
+        return None
+    sink = sink_rows(problem.sink).astype(accumulation_dtype(problem.query.dtype))
+    constant = path.omitted_constant(problem)
+    return sink if constant is None else sink - constant.astype(sink.dtype)
 
 
 def _weights(
@@ -356,11 +390,6 @@ def _rows_inside(plan: TilePlan, iq: Array) -> Array:
     """1 for real queries, 0 for padded ones: [1, q, 1] against a tile's [Z, q, s]."""
     row = iq * plan.tiling.block_q + jnp.arange(plan.tiling.block_q, dtype=jnp.int32)
     return (row < plan.axes.T).astype(plan.wide).reshape(*(1 for _ in plan.lead), -1, 1)
-
-
-def _bins(length: int, bins: int) -> Array:
-    at = jnp.arange(length, dtype=jnp.int32)
-    return (at % length) * bins // length
 
 
 def _heads_joined(array: Array, axes: Axes, keep: int) -> Array:

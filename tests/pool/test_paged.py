@@ -100,6 +100,17 @@ def test_the_kernels_equal_the_oracle_and_the_contiguous_memory(name, page, T, d
     assert_close(np.float64(got), np.float64(same), TOLERANCES[dtype], "contiguous")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("T", [1, 4])
+@pytest.mark.parametrize("name", ["dot", "gaussian", "rotary dot", "additive, exact"])
+def test_on_a_gpu(name, T, dtype):
+    case = drawn(name, 16, T, dtype)
+    assert READ in regard.explain(case.arrays[0], case.memory, mask=CAUSAL)
+    got = jax.jit(functools.partial(regard.attend, mask=CAUSAL))(case.arrays[0], case.memory)
+    assert_close(np.float64(got), case.expected, TOLERANCES[dtype], "out")
+
+
 MASKS = {
     "lengths": regard.Mask.lengths(jnp.asarray([3, 8, 40, 70, 0], "int32")),
     "window": regard.Mask.window(20, 0),

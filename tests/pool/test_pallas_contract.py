@@ -135,6 +135,18 @@ TERMS = [
     Case(sizes=Sizes(B=1, N=1, K=1, V=257), mask="causal", score="additive, exact"),
 ]
 
+# Numbers per distance, in every kernel and beside every other term.
+TABLE, TWO_SIDED = "dot + c relative bias per head", "gaussian + two-sided alibi per head"
+BY_DISTANCE = [
+    Case(score=TABLE, mask=WORST),
+    Case(score=TABLE, mask="everything", dtype="bfloat16", softcap=0.7),
+    Case(score=TWO_SIDED, mask="causal and lengths", sizes=Sizes(T=23, S=11), softcap=1.5),
+    Case(score=TWO_SIDED, dtype="bfloat16", mask="none", sizes=Sizes(1, 150, 2, 1, 170, 16)),
+    Case(score=TABLE, dtype="float16", bias=(2, 4, 19, 37), sink=True, mask="segments"),
+    Case(score=TWO_SIDED, sizes=Sizes(B=1, N=2, K=1, V=300), mask="one length"),
+    Case(score=TABLE, sizes=Sizes(T=1), mask="lengths per head", bias=(4, 1, 37)),
+]
+
 INTERPRETED = (
     [Case(mask=mask) for mask in MASKS]
     + [Case(score=score) for score in (*EXACT_LIFTS, *SERIES[:2], "additive, exact")]
@@ -152,6 +164,7 @@ INTERPRETED = (
     ]
     + [Case(score="additive of 16 units", dtype="bfloat16")]
     + TERMS
+    + BY_DISTANCE
     # More queries than keys: aligned at the end, the first queries see nothing.
     + [Case(mask="causal", sizes=Sizes(T=23, S=11))]
     + [
@@ -308,6 +321,7 @@ ON_A_GPU = (
     ]
     + LONG
     + TERMS
+    + BY_DISTANCE
 )
 
 
@@ -324,13 +338,14 @@ def kernels(text):
 
 def expected_kernels(case, hopper):
     """Triton's, which alone knows the way back; and Mosaic's, for a 16-bit forward pass over
-    features with no mask beyond ranges, of more than a few queries.
+    features with no mask beyond ranges and no other term, of more than a few queries.
     """
     sizes = case.sizes
     if (sizes.N or 1) // (sizes.K or 1) * sizes.T <= MOST_ROWS:
         return {TRITON}
     ranges = not {"segments", "boolean"} & draw(case).facts.keys()
-    features = case.score != "additive, exact"
+    features = case.score not in ("additive, exact", TABLE, TWO_SIDED)
+    features = features and case.softcap is None and case.bias is None
     half = case.dtype in ("bfloat16", "float16")
     return {TRITON} | (
         {MOSAIC} if hopper and MOSAIC_HERE and ranges and features and half else set()
@@ -477,6 +492,7 @@ def test_stripes_equal_one_stripe(engine):
         ("dot", "causal", "float32"),
         ("dot", "causal", "bfloat16"),
         ("additive, exact", "lengths per query", "float32"),
+        (TABLE, "lengths per query", "float32"),
     ],
 )
 def test_gradients_with_dropout_in_stripes(score, mask, dtype, engine):
@@ -493,7 +509,7 @@ def test_gradients_with_dropout_in_stripes(score, mask, dtype, engine):
     told = {**problem._oracle_arguments, "keep": keep, "rate": RATE}
     assert_close(out, oracle.attend(*tensors, **told).out, problem.tolerance("out"), "out")
     for name, slope in oracle.gradients(problem.cotangent, *tensors, **told).items():
-        got = found[name] if name in found else getattr(found["score"], name)
+        got = found[name] if name in found else cases.SCORES[score].read(found["score"], name)
         assert_close(got, slope, problem.tolerance(name), f"gradient of {name}")
 
 
@@ -649,6 +665,8 @@ LOWERED = [
     Case(score="gaussian per head", mask=WORST, dtype="float16"),
     _lifted(score="additive of 16 units", dtype="bfloat16"),
     _lifted(score="additive, exact", mask="causal", dtype="bfloat16"),
+    Case(score=TABLE, mask=WORST, dtype="bfloat16"),
+    Case(score=TABLE, mask="segments"),
     # No range to mask by; features of float16 as wide as the values of bfloat16.
     Case(
         score="dot of width 64", mask="none", dtype="bfloat16", sizes=Sizes(1, 256, 2, 1, 512, 64)
@@ -675,6 +693,7 @@ KERNEL = np.full((64, 8), 0.1, np.float32)
 SHARED = {  # the score, and whether there are lengths per query
     "dot": (regard.Dot(), True),
     "gaussian": (regard.Gaussian(np.float32(2.0)), False),
+    "by distance": (regard.Dot() + regard.RelativeBias(np.ones((2, 9), np.float32)), True),
     "additive": (regard.Additive(KERNEL, KERNEL, KERNEL[0]), False),
     "additive, exact": (regard.Additive(KERNEL, KERNEL, KERNEL[0], tolerance="exact"), True),
 }

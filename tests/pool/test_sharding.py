@@ -15,6 +15,8 @@ RUNS = [
     "gaussian, lengths per head / pallas",
     "bilinear per head, segments / blockwise",
     "bias, boolean mask / blockwise",
+    "by distance / blockwise",
+    "by distance / pallas",
     "additive / blockwise",
     "additive / pallas",
     "for a GPU / lowered",

@@ -274,7 +274,7 @@ class TestGivenPositions:
 
 
 class TestWhereItRuns:
-    @pytest.mark.parametrize("name", ["rotary", "alibi"])
+    @pytest.mark.parametrize("name", ["rotary", "alibi", "two-sided alibi", "table", "T5"])
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
     def test_the_kernels_run_lifts(self, name, dtype):
         query, key, value = arrays(32, dtype=dtype, width=16)
@@ -287,11 +287,49 @@ class TestWhereItRuns:
         eps = float(jnp.finfo(dtype).eps)
         assert_close(np.float32(found), np.float32(wanted), max(2 * eps, 4e-6))
 
-    def test_what_has_no_lift_is_refused_by_name(self):
+    @pytest.mark.parametrize("name", ["two-sided alibi", "table", "T5"])
+    @pytest.mark.parametrize(("queries", "keys"), [(13, 13), (3, 300), (300, 7), (1, 1)])
+    def test_numbers_per_distance_are_the_definition_s(self, name, queries, keys):
+        """And lie on straight lines, as kernels assume, from `bends` on."""
+        score, (query, key, _) = SCORES[name].terms[1], arrays(keys, queries)
+        query, key = (jnp.moveaxis(side, 2, 1) for side in (query, jnp.repeat(key, N // K, 2)))
+        at = [one[None, None] for one in positions.default_positions(queries, keys)]
+        placed, *sides = score.placed(
+            query, key, positions.Placement(query, key, *at, by_default=True)
+        )
+        lift = placed.lift(*sides)
+        wanted = jnp.broadcast_to(placed.scores(*sides), (B, N, queries, keys))
+        np.testing.assert_array_equal(jnp.broadcast_to(lift.scores(), wanted.shape), wanted)
+        numbers = np.float64(lift.distance_bias)
+        for line in (
+            numbers[..., : max(keys - lift.bends, 0)],
+            numbers[..., keys - 1 + lift.bends :],
+        ):
+            np.testing.assert_allclose(np.diff(line, 2), 0, atol=2e-5)
+
+    def test_second_derivatives_and_vmap_through_the_kernels(self):
+        query, key, value = arrays(20)
+
+        def slope(table, name):
+            def loss(table):
+                score = regard.Dot() + regard.RelativeBias(table)
+                out = regard.attend(query, key, value, score=score, implementation=name)
+                return jnp.sum(out**2)
+
+            return jax.jvp(jax.grad(loss), (table,), (jnp.cos(table),))
+
+        tables = jnp.stack([TABLE, -TABLE])
+        with interpreted(), jax.enable_x64(False):
+            found = jax.vmap(lambda table: slope(table, "pallas"))(tables)
+        wanted = jax.vmap(lambda table: slope(table, "reference"))(tables)
+        jax.tree.map(lambda a, b: assert_close(a, b, 4e-6), found, wanted)
+
+    def test_given_positions_are_refused_by_name(self):
         query, key, value = arrays(32)
+        given = dict(query_positions=jnp.arange(32), implementation="pallas")
         for name, named in (("table", r"Dot \+ RelativeBias"), ("two-sided alibi", r"Alibi\(two")):
             with interpreted(), pytest.raises(NotImplementedError, match=f"{named}.* has no lift"):
-                regard.attend(query, key, value, score=SCORES[name], implementation="pallas")
+                regard.attend(query, key, value, score=SCORES[name], **given)
 
     def test_a_gpu_runs_rotary_by_cudnn_and_alibi_by_the_kernels(self):
         shapes = [(2, 256, 4, 64), (2, 256, 4, 64), (2, 256, 4, 64)]
@@ -301,11 +339,13 @@ class TestWhereItRuns:
                 regard.explain(*tensors, score=SCORES[name], mask=CAUSAL).split()[0]
                 for name in ("rotary", "alibi", "two-sided alibi", "T5")
             ]
-        assert first == ["cudnn", "pallas", "blockwise", "blockwise"]
+        assert first == ["cudnn", "pallas", "pallas", "pallas"]
 
     def test_explain_names_the_parts(self):
         text = regard.explain(*arrays(), score=SCORES["all"])
         assert "score: Rotary(Dot + Gaussian) + Alibi + c * RelativeBias\n" in text
+        text = regard.explain(*arrays(), score=SCORES["T5"], implementation="blockwise")
+        assert "scores by an inner product of width 8, exact, and a number per distance" in text
         text = regard.explain(*arrays(), score=SCORES["alibi"], softcap=3.0, sink=0.0)
         assert "score: Dot + Alibi, softcap, sink\n" in text
 

@@ -126,4 +126,5 @@ def _series(table):
 def test_no_default_is_fitted_while_a_call_is_traced(tolerance, tokens, monkeypatch):
     monkeypatch.setattr(sine_series, "series_table", None)
     for other in (33, tokens, 1 << 20):
-        sine_series.SeriesTable.of(tolerance, design_limit(tokens, other))
+        for units in (1, 64, 8 * 16 * 1024, 1 << 30):
+            sine_series.SeriesTable.of(tolerance, design_limit(tokens, other, units))

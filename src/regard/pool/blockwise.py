@@ -31,6 +31,7 @@ from regard.pool.xla_tiles import (
     make_operands,
     pad_rows,
 )
+from regard.score.distances import sum_distances
 from regard.shapes import Axes
 
 
@@ -271,16 +272,16 @@ def _backward(
         shared, parts = _group_backward(tiles, bounds, shared, rows)
         return shared, _store(stacks, parts, index)
 
-    shared = _zeros(plan, (operands.score, operands.bias))
+    shared = _zeros(plan, (operands.score, operands.bias, operands.distance_bias))
     stacks = _zero_stacks(plan, operands)
-    (d_score, d_bias), (d_query, d_key, d_value, d_expansion) = lax.fori_loop(
+    (d_score, *d_biases), (d_query, d_key, d_value, d_expansion) = lax.fori_loop(
         0, _iterations(plan, active), group, vary_as((shared, stacks), (operands, d_out))
     )
     d_query = jax.tree.map(lambda a: join(plan, a), d_query)
     d_key, d_value, d_expansion = jax.tree.map(  # [groups, b, ...] -> [B, ...]
         lambda a: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]), (d_key, d_value, d_expansion)
     )
-    cotangents = Operands(d_score, d_expansion, d_query, d_key, d_value, d_bias)
+    cotangents = Operands(d_score, d_expansion, d_query, d_key, d_value, *d_biases)
     return jax.tree.map(lambda d, x: d.astype(x.dtype), cotangents, operands)
 
 
@@ -389,9 +390,10 @@ def _backward_over_keys(
     base = None if delta is None else tiles.flip_rows(delta)
 
     def body(ik: Array, carry: Any) -> Any:
-        d_query, ((d_score, d_bias), (d_key, d_value, d_expansion)) = carry
+        d_query, ((d_score, d_bias, d_distances), (d_key, d_value, d_expansion)) = carry
         key, pull_key = jax.vjp(tiles.open_key, tiles.expansion, tiles.key_block(ik))
         raw = tiles.pair_flipped(tiles.score, query, key)
+        raw = tiles.add_by_distance(raw, iq, ik, flipped=True)
         scores, allowed = tiles.finish_scores(raw, iq, ik, flipped=True)
         keys = tiles.key_indices(ik, flipped=True)
         weights = normalize.recall(flipped, scores, allowed, keys)
@@ -416,7 +418,9 @@ def _backward_over_keys(
             )
             if d_bias is not None:
                 d_bias = _add_bias(tiles, d_bias, tiles.unflip(d_scores), iq, ik)
-        return d_query, ((d_score, d_bias), (d_key, d_value, d_expansion))
+            if d_distances is not None:
+                d_distances = _add_distances(tiles, d_distances, tiles.unflip(d_raw), iq, ik)
+        return d_query, ((d_score, d_bias, d_distances), (d_key, d_value, d_expansion))
 
     return lax.fori_loop(*visited(tiles, bounds, iq), body, carry)
 
@@ -435,15 +439,28 @@ def _add_block(total: Array, part: Array, axis: int, index: Array) -> Array:
 
 def _add_bias(tiles: Tiles, total: Array, d_scores: Array, iq: Array, ik: Array) -> Array:
     """Adds d scores, [b, N, q, s], into d bias, summed over the axes the bias broadcasts."""
-    for axis in range(4):
-        if total.shape[axis] == 1:
-            d_scores = d_scores.sum(axis, keepdims=True)
+    d_scores = _sum_shared(total.shape, d_scores)
     starts, sizes = (tiles.group, 0, iq, ik), d_scores.shape
     at = [
         jnp.int32(0) if total.shape[i] == 1 else jnp.int32(starts[i] * sizes[i]) for i in range(4)
     ]
     here = lax.dynamic_slice(total, at, sizes)
     return lax.dynamic_update_slice(total, here + d_scores.astype(total.dtype), at)
+
+
+def _add_distances(tiles: Tiles, total: Array, d_scores: Array, iq: Array, ik: Array) -> Array:
+    """Adds d scores, [b, N, q, s], into the cotangent of the numbers per distance, [1, N|1, ..]."""
+    d_scores = _sum_shared(total.shape[:2], d_scores)
+    found = sum_distances(d_scores)
+    example = tiles.group * found.shape[0] if total.shape[0] > 1 else 0
+    at = [jnp.int32(start) for start in (example, 0, tiles.first_distance(iq, ik))]
+    here = lax.dynamic_slice(total, at, found.shape)
+    return lax.dynamic_update_slice(total, here + found.astype(total.dtype), at)
+
+
+def _sum_shared(shape: tuple[int, ...], array: Array) -> Array:
+    """Sums over the axes that are 1 in the shape."""
+    return array.sum([i for i, size in enumerate(shape) if size == 1], keepdims=True)
 
 
 def _zeros(plan: TilePlan, tree: Any) -> Any:

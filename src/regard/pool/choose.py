@@ -45,7 +45,8 @@ def _small(request: Request) -> bool:
     lift = request.lift  # asked last: it traces the score
     if lift is None or lift.expansion is not None:
         return numbers <= CPU_NUMBERS_LIMIT
-    product = lift.key_bias is None and request.pairs <= CPU_PRODUCTS_LIMIT
+    product = lift.key_bias is None and lift.distance_bias is None
+    product = product and request.pairs <= CPU_PRODUCTS_LIMIT
     return product and not request.has_few_queries
 
 

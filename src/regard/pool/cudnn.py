@@ -318,8 +318,6 @@ def _score_lacks(request: Request) -> Iterator[str]:
     if lift is None:
         yield f"runs inner products only, and {name} has no lift to one here"
         return
-    if lift.key_bias is not None:
-        yield f"cannot add the number per key that {name}'s lift comes with"
     if (
         lift.expansion is not None
         or lift.in_range is not None
@@ -327,6 +325,10 @@ def _score_lacks(request: Request) -> Iterator[str]:
     ):
         yield f"runs exact lifts that are stored whole, and {name}'s is not one"
         return
+    if lift.key_bias is not None:
+        yield f"cannot add the number per key that {name}'s lift comes with"
+    if lift.distance_bias is not None:
+        yield f"cannot add the number per distance that {name}'s lift comes with"
     width, value_width = lift.width(), request.axes.V
     if request.value_dtype is not None and width != value_width:
         yield (

@@ -19,6 +19,7 @@ from regard.pool.merge import log_sum_exp
 from regard.pool.reference import dropped_out, masked_scores
 from regard.pool.score_plan import ScorePlan
 from regard.score.contract import Lift, accumulation_dtype, matmul_precision, repeat_heads
+from regard.score.distances import spread_distances
 
 # Queries per key head: up to this number products read keys in place, past it they read a copy (two
 # CPU cores, 8 key heads of 1,024 keys and width 64: 4 queries 2.3 ms in place, 2.7 from a copy;
@@ -69,6 +70,8 @@ def _pool(problem: Problem, in_place: bool) -> tuple[Any, Array]:
         shifts = problem.normalize.shift_invariant and problem.softcap is None and not problem.lse
         if lift.query_bias is not None and not shifts:
             scores = scores + lift.query_bias[..., :, None]
+        if lift.distance_bias is not None:
+            scores = scores + spread_distances(lift.distance_bias, axes.T, axes.S)
     scores, allowed = masked_scores(problem, scores)
     weights = dropped_out(problem, problem.normalize(scores, allowed))
     out = _pooled(weights, cast(Array, problem.value), in_place).astype(problem.out_dtype)

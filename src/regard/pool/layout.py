@@ -15,7 +15,14 @@ from regard.normalize import Normalizer
 from regard.placement import with_value
 from regard.pool.backend import Problem
 from regard.pool.score_plan import ScorePath
-from regard.pool.xla_tiles import Operands, TilePlan, Tiling, pad_rows, product_dtype
+from regard.pool.xla_tiles import (
+    Operands,
+    TilePlan,
+    Tiling,
+    pad_distances,
+    pad_rows,
+    product_dtype,
+)
 from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
 
@@ -118,6 +125,7 @@ class Layout:
             jax.tree.map(lambda a: pad_rows(a, -2, keys), operands.key),
             None if value is None else pad_rows(value, 2, keys),
             None if operands.bias is None else pad_rows(pad_rows(operands.bias, 2, rows), 3, keys),
+            pad_distances(operands.distance_bias, (axes.T, axes.S), (rows, keys)),
         )
         return plan, operands, _pad_allowed(allowed, plan, rows, keys)
 
@@ -173,7 +181,8 @@ def _heads_are_alike(axes: Axes, operands: Operands, allowed: Allowed) -> bool:
     """Whether each head can become an example of its own without copying a mask or bias."""
     if operands.score is not None and operands.score.per_head():
         return False
-    pairs = [*allowed.arrays] + ([] if operands.bias is None else [operands.bias])
+    biases = operands.bias, operands.distance_bias
+    pairs = [*allowed.arrays, *(bias for bias in biases if bias is not None)]
     return all(array.shape[:2] in ((1, 1), (axes.B, axes.N)) for array in pairs)
 
 
@@ -208,6 +217,7 @@ def _heads_as_examples(
         key=jax.tree.map(split, operands.key),
         value=jax.tree.map(split, operands.value),
         bias=jax.tree.map(split, operands.bias),
+        distance_bias=jax.tree.map(split, operands.distance_bias),
     )
     allowed = Allowed(
         jax.tree.map(split_bound, allowed.start),

@@ -18,7 +18,7 @@ from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, with_value
 from regard.pool.backend import Backend, Problem, Request, zero_for_gradient
 from regard.pool.kernels.block_shapes import Blocks, current_blocks
-from regard.pool.score_plan import Pass, ScorePath, ScorePlan
+from regard.pool.score_plan import Pass, ScorePath, ScorePlan, run_pass
 from regard.score.additive import lift_policy
 from regard.score.contract import Lift, Score
 from regard.shapes import Axes
@@ -27,9 +27,9 @@ AMPERE, HOPPER = (8, 0), (9, 0)
 MOSAIC_SINCE = (0, 11)  # the JAX whose Mosaic GPU lowering hopper.py is written for
 _DTYPES = ("bfloat16", "float16", "float32")
 
-# A lift of an additive score costs T + S and saves T·S, against tanh in registers: it is taken
-# where T·S is so many times T + S.
-LIFTED_SINCE = 300
+# Against tanh in registers, a lift of an additive score costs T + S, and time for several small
+# kernels; it saves T·S. It is taken where T·S is so many times T + S, and so many tanhs are saved.
+LIFTED_SINCE, LIFT_SAVES = 100, 2.5e8
 
 _interpreted: ContextVar[bool] = ContextVar("interpreted", default=False)
 
@@ -88,6 +88,17 @@ def kernel_for_parts(request: Request) -> str | None:
     on_gpu = device.capability is not None and device.capability >= AMPERE
     known = type(request.normalize) is Softmax and dtypes <= set(_DTYPES)
     return kernel_for(device) if known and (on_gpu or _interpreted.get()) else None
+
+
+def settings_of_look(request: Request) -> Settings | None:
+    """What the kernels of `look` are traced for; None where none of them runs."""
+    kernels, axes = Pallas(), request.axes
+    if type(request.normalize) is not Softmax or axes.symbolic() or axes.empty():
+        return None
+    if request.device.platform != "gpu" and not _interpreted.get():
+        return None
+    request = replace(request, value_dtype=request.dtype)  # there is no value
+    return kernels.settings(request) if kernels.refuses(request) is None else None
 
 
 class Pallas(Backend):
@@ -234,9 +245,12 @@ def _pool(problem: Problem, settings: Settings, raw_values: bool = False) -> tup
 
 def _is_short(score: Score, axes: Axes) -> bool:
     """Whether tanh in registers is faster than the lift of an additive score."""
-    if score.tanh_vector() is None or lift_policy().anywhere:
+    vector = score.tanh_vector()
+    if vector is None or lift_policy().anywhere:
         return False
-    return axes.T * axes.S < LIFTED_SINCE * (axes.T + axes.S)
+    B, N, T, S = axes.B, axes.N, axes.T, axes.S
+    tanhs = B * N * T * S * vector.shape[-1]
+    return T * S < LIFTED_SINCE * (T + S) or tanhs < LIFT_SAVES
 
 
 def _holds_scores(axes: Axes, normalize: Normalizer, blocks: Blocks | None) -> bool:
@@ -294,6 +308,7 @@ def _by_features(
         raw_values,
         problem.softcap,
         _regime(problem),
+        lift.bends,
     )
     unseen = problem.softcap is None and problem.normalize.shift_invariant
     operands = FeatureOperands(
@@ -306,5 +321,31 @@ def _by_features(
         lift.raw_queries if lift.in_range is None else None,
         None if unseen else lift.query_bias,
         problem.bias,
+        lift.distance_bias,
     )
     return static, operands
+
+
+def look(
+    problem: Problem,
+    path: ScorePath,
+    sink: Array | None,
+    settings: Settings,
+    picture: tuple[int, int] | None = None,
+) -> tuple[Array, ...]:
+    """What `summarize` or, with a picture, `attention_map` needs, as `Look.forward` returns it, for
+    a path with a lift.
+
+    Args:
+        problem: not zeroed, for kernels replace the scores of masked pairs; the path's lift is of
+            the zeroed one.
+        sink: [B|1, N|1, T|1], relative to scores without the lift's constant per query.
+    """
+    from regard.pool.kernels.looking import Look  # as in `_prepare`
+
+    axes, lift = replace(problem.axes, K=path.key_heads), cast(Lift, path.lift)
+    nothing = jnp.zeros((axes.B, axes.K, axes.S, 0), problem.query.dtype)
+    features, operands = _by_features(problem, lift, nothing, axes, settings, raw_values=False)
+    inputs = (operands, sink), problem.allowed, None, None
+    one = Look(cast(Any, features), picture)
+    return run_pass(one, "forward", inputs, settings.device, sharded=True)

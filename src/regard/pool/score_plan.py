@@ -47,6 +47,12 @@ class ScorePath:
         key = self.lift.key if self.lift is not None else cast(Any, self.scored)[2]
         return key.shape[1]
 
+    def omitted_constant(self, problem: "Problem") -> Array | None:
+        """A lift's constant per query, [B, N, T]: softmax cannot see it, so that no pass adds it to
+        scores, but a log-sum-exp and a sink can. With a soft cap every pass adds it.
+        """
+        return None if self.lift is None or problem.softcap is not None else self.lift.query_bias
+
     def dense_scores(self) -> Array:
         """The scores of every pair, [B, N, T, S]."""
         if self.lift is not None:
@@ -111,6 +117,8 @@ class ScorePlan(NamedTuple):
             text = path.standing
             if path.lift is not None:
                 text = f"by an inner product of width {path.lift.width()}, {text}"
+                if path.lift.distance_bias is not None:
+                    text = f"{text}, and a number per distance"
             texts.append(text)
         return "; where that does not hold, decided on the data at run time, ".join(texts)
 
@@ -155,11 +163,9 @@ class ScorePlan(NamedTuple):
         return found, self.lift_ran()
 
     def _with_constant(self, problem: "Problem", lse: Array) -> Array:
-        """Adds a lift's constant per query to the log-sum-exp: softmax cannot see it, so that no
-        pass adds it to scores. With a soft cap every pass does.
-        """
-        biases = [None if path.lift is None else path.lift.query_bias for path in self.paths]
-        if all(bias is None for bias in biases) or problem.softcap is not None:
+        """Adds the constant that the path which is taken omits to the log-sum-exp."""
+        biases = [path.omitted_constant(problem) for path in self.paths]
+        if all(bias is None for bias in biases):
             return lse
         each = [jnp.zeros_like(lse) if one is None else one.astype(lse.dtype) for one in biases]
         constant = each[0] if self.taken is None else lax.select_n(self.taken, *each)
@@ -246,15 +252,7 @@ class Passes(NamedTuple):
     lse: bool = False
 
     def run(self, path: int, direction: str, *inputs: Any) -> Any:
-        # A backward pass is traced after the call that it belongs to.
-        with on_device(self.device):
-            # Inside shard_map the caller says which device has what, elsewhere the compiler.
-            inside = jax.sharding.get_abstract_mesh().manual_axes
-            if self.sharded and jax.device_count() > 1 and not inside:
-                from regard.pool.sharded import run_shares  # needed on several devices only
-
-                return run_shares(cast(ShardablePass, self.passes[path]), direction, inputs)
-            return getattr(self.passes[path], direction)(*inputs)
+        return run_pass(self.passes[path], direction, inputs, self.device, sharded=self.sharded)
 
     def backward(self, residuals: Any, cotangents: tuple[Array, ...]) -> tuple[Any, ...]:
         """Cotangents of the operands, by each pass's own backward pass."""
@@ -295,6 +293,25 @@ class Passes(NamedTuple):
                 return run(0)
             every = range(len(self.passes))
             return lax.switch(taken, [functools.partial(run, path) for path in every])
+
+
+def run_pass(
+    one: Any, direction: str, inputs: tuple[Any, ...], device: Device, *, sharded: bool
+) -> Any:
+    """one.forward(*inputs) or one.backward(*inputs), of a pass or of what looks at weights.
+
+    Args:
+        sharded: as in `Passes`.
+    """
+    # A backward pass is traced after the call that it belongs to.
+    with on_device(device):
+        # Inside shard_map the caller says which device has what, elsewhere the compiler.
+        inside = jax.sharding.get_abstract_mesh().manual_axes
+        if sharded and jax.device_count() > 1 and not inside:
+            from regard.pool.sharded import run_shares  # needed on several devices only
+
+            return run_shares(one, direction, inputs)
+        return getattr(one, direction)(*inputs)
 
 
 def pool_by(

@@ -102,6 +102,11 @@ def kernel_bounds(
     return jnp.stack(jnp.broadcast_arrays(*parts), axis=-1).astype(jnp.int32)
 
 
+def bins_of(length: int, bins: int) -> Array:
+    """In which of at most `length` equal bins each position is, int32."""
+    return jnp.arange(length, dtype=jnp.int32) * bins // length
+
+
 def _over_rows(bound: Array, rows: int, reduce: Callable) -> Array:
     """[B|1, N|1, T|1] -> [B|1, N|1, rows|1]: reduced over the queries of each block."""
     rows = 1 if bound.shape[2] == 1 else rows

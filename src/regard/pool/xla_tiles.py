@@ -27,6 +27,7 @@ from regard.score.contract import (
     matmul_precision,
     repeat_heads,
 )
+from regard.score.distances import spread_distances
 from regard.shapes import Axes
 
 
@@ -99,6 +100,7 @@ class Operands:
         key: (key, key_bias or None), [B, K, S, F] and [B, K, S, 1]; () without scores.
         value: [B, K, S, V].
         bias: [B|1, N|1, T|1, S|1].
+        distance_bias: [1, N|1, T + S - 1], the lift's.
     """
 
     score: Score | None
@@ -107,6 +109,7 @@ class Operands:
     key: Any
     value: Array | None
     bias: Array | None
+    distance_bias: Array | None = None
 
 
 def make_operands(problem: Problem, path: ScorePath) -> Operands:
@@ -118,7 +121,8 @@ def make_operands(problem: Problem, path: ScorePath) -> Operands:
         constant = None if unseen else lift.query_bias
         query = (lift.query, None if constant is None else constant[..., None])
         key = (lift.key, None if lift.key_bias is None else lift.key_bias[..., None])
-        return Operands(None, lift.expansion, query, key, problem.value, problem.bias)
+        biases = problem.bias, lift.distance_bias
+        return Operands(None, lift.expansion, query, key, problem.value, *biases)
     if path.scored is not None:
         score, rows, keys = path.scored
         return Operands(score, None, (rows, None), (keys, None), problem.value, problem.bias)
@@ -147,12 +151,13 @@ class Tiles:
         self.query = jax.tree.map(take, operands.query)
         self.key = jax.tree.map(take, operands.key)
         self.value = jax.tree.map(take, operands.value)
-        self.bias = jax.tree.map(take, operands.bias)
+        self.bias, self.distance_bias = jax.tree.map(take, (operands.bias, operands.distance_bias))
         self.allowed = jax.tree.map(take, allowed)
 
     def everything(self) -> Any:
         """All arrays: a tile varies over the mesh axes that any of them varies over."""
-        return self.query, self.key, self.value, self.bias, self.allowed, self.seed
+        biases = self.bias, self.distance_bias
+        return self.query, self.key, self.value, biases, self.allowed, self.seed
 
     # -- scores of a tile, and their gradients --------------------------------------------------
 
@@ -254,7 +259,24 @@ class Tiles:
         if query is None:
             query = self.open_query(self.expansion, self.query_block(iq))
         key = self.open_key(self.expansion, self.key_block(ik))
-        return self.finish_scores(self.pair(self.score, query, key), iq, ik)
+        scores = self.add_by_distance(self.pair(self.score, query, key), iq, ik)
+        return self.finish_scores(scores, iq, ik)
+
+    def first_distance(self, iq: Array, ik: Array) -> Array:
+        """Where a tile's numbers begin, [.., q + s - 1], among those of all distances."""
+        plan = self.plan
+        rows = plan.query_blocks * plan.tiling.block_q
+        return ik * plan.tiling.block_k + rows - (iq + 1) * plan.tiling.block_q
+
+    def add_by_distance(self, scores: Array, iq: Array, ik: Array, flipped: bool = False) -> Array:
+        """Adds the lift's number per distance to [Z, q, s], or to a flipped tile."""
+        if self.distance_bias is None:
+            return scores
+        q, s = self.plan.tiling.block_q, self.plan.tiling.block_k
+        first = self.first_distance(iq, ik)
+        numbers = jax.lax.dynamic_slice_in_dim(self.distance_bias, first, q + s - 1, 2)
+        pairs = spread_distances(numbers.astype(scores.dtype), q, s)  # [b|1, N|1, q, s]
+        return scores + (self._flip if flipped else self._spread)(pairs)
 
     # -- bias, mask, dropout --------------------------------------------------------------------
 
@@ -426,6 +448,16 @@ def pad_rows(array: Array, axis: int, size: int, fill: int = 0) -> Array:
     widths = [(0, 0)] * array.ndim
     widths[axis] = (0, size - array.shape[axis])
     return jnp.pad(array, widths, constant_values=fill)
+
+
+def pad_distances(
+    numbers: Array | None, sizes: tuple[int, int], padded: tuple[int, int]
+) -> Array | None:
+    """[1, N|1, T + S - 1] for queries and keys padded to other sizes."""
+    if numbers is None:
+        return None
+    more = [after - before for before, after in zip(sizes, padded, strict=True)]
+    return jnp.pad(numbers, ((0, 0), (0, 0), tuple(more)))
 
 
 def join(plan: TilePlan, blocks: Array) -> Array:

@@ -48,9 +48,13 @@ _TILE_FORM_STANDING = (
     f"while abs(x) and abs(y) <= {REACH:g}"
 )
 
-# The narrow lift comes first where it is at most this part of the sine series' width, and saves so
-# many products over all pairs: it measures the data first, by many small kernels.
-WORTH, NARROW_SAVES = 0.75, 2.5e10
+# The narrow lift comes first where it is at most this part of the sine series' width. It measures
+# the data first, which costs T + S, and time for many small kernels; it saves T·S. So it is taken
+# where T·S is so many times T + S, and it saves so many products over all pairs.
+WORTH, NARROW_SINCE, NARROW_SAVES = 0.75, 1000, 2.5e10
+
+# Of a sine series' range, as the package's tables have it.
+LEAST_LIMIT, LARGEST_LIMIT = 7.0, 14.25
 
 # A kernel may keep features in float16, where they have to be far from its largest number.
 LARGEST_WEIGHT = 1e4
@@ -99,7 +103,8 @@ class Additive(Score):
     numbers that are spread as these are, and their error over all pairs of this call is measured.
     Where it is too large, a sine series is tried, which needs twice the width and holds for every
     pair in a range; where the data leave that too, the definition runs: the lift is never silently
-    outside its tolerance. On a CPU, where no matrix unit makes the lift worth while, scores are
+    outside its tolerance. Short sequences take the sines first, and shorter ones the definition,
+    where these are faster. On a CPU, where no matrix unit makes the lift worth while, scores are
     exact at every tolerance.
 
     Example:
@@ -295,7 +300,8 @@ def _back_by_products(
 
 def _sine_lift(x: Array, y: Array, vector: Array, visible: Array | None, tolerance: float) -> Lift:
     """By the sine series: every tanh within the tolerance."""
-    table = SeriesTable.of(tolerance, design_limit(x.shape[-2], y.shape[-2]))
+    units = math.prod(size for size in (*x.shape[:-2], x.shape[-1]) if isinstance(size, int))
+    table = SeriesTable.of(tolerance, design_limit(x.shape[-2], y.shape[-2], units))
     low, high, shift = _ranges(x, y, visible)
     reach = jnp.maximum(high, -low)  # [..., K, 1, h]: max abs(x + y) over the pairs
     limits = jnp.asarray(table.limits, reach.dtype)
@@ -339,19 +345,21 @@ def _worth_measuring(narrow: Lift, sines: Lift) -> bool:
     less = sines.width() - narrow.width()
     if lift_policy().anywhere or narrow.width() > WORTH * sines.width():
         return narrow.width() <= WORTH * sines.width()
-    B, N, T, _ = narrow.query.shape
-    return B * N * T * narrow.key.shape[-2] * less >= NARROW_SAVES
+    (B, N, T, _), S = narrow.query.shape, narrow.key.shape[-2]
+    return T * S >= NARROW_SINCE * (T + S) and B * N * T * S * less >= NARROW_SAVES
 
 
-def design_limit(query_len: int, key_len: int) -> float:
-    """The range of x + y that R is chosen for, a static function of the lengths.
+def design_limit(query_len: int, key_len: int, units: int) -> float:
+    """The range of x + y that R is chosen for, a static function of the shapes.
 
-    The largest of n unit normals is about sqrt(2 ln 2n); a fifth more is room for the worst of
-    hundreds of hidden units, and for variances that are one only on average, as those of a random
-    projection are. Rounded up to quarters, so that few series are ever fitted.
+    The largest of n unit normals is about r = sqrt(2 ln n), and falls off as exp(-r z) from there:
+    the largest of `units` of them, of all hidden units, heads and examples, is ln(units) / r
+    further out. A tenth more is room for variances that are one only on average, as those of a
+    random projection are. Rounded up to quarters, so that few series are ever fitted.
     """
-    reach = sum(math.sqrt(2 * math.log(2 * max(n, 1))) for n in (query_len, key_len))
-    return math.ceil(4 * 1.2 * reach) / 4
+    reach = sum(math.sqrt(2 * math.log(max(n, 2))) for n in (query_len, key_len))
+    reach += 2 * math.log(2 * max(units, 1)) / reach
+    return min(max(math.ceil(4 * 1.1 * reach) / 4, LEAST_LIMIT), LARGEST_LIMIT)
 
 
 @jax.custom_batching.custom_vmap

@@ -274,13 +274,14 @@ class Scaled(Score):
         else:
             whole = (*query.shape[:-2], 1, 1)  # of every example, as an expansion's arrays are
             expansion = ScaledExpansion(expansion, jnp.broadcast_to(factor, whole))
-        key_bias, query_bias = (
-            None if bias is None else bias * factor[..., 0]
-            for bias in (lift.key_bias, lift.query_bias)
-        )
-        biases: Any = dict(key_bias=key_bias, query_bias=query_bias, raw_queries=None)
+        biases: dict[str, Any] = {
+            name: None if bias is None else bias * factor[..., 0]
+            for name in ("key_bias", "query_bias", "distance_bias")
+            for bias in (getattr(lift, name),)
+        }
         after = None if lift.otherwise is None else self._times(lift.otherwise, query)
-        return replace(lift, query=rows, expansion=expansion, otherwise=after, **biases)
+        biases |= dict(raw_queries=None, otherwise=after)
+        return replace(lift, query=rows, expansion=expansion, **biases)
 
     def tile_form(
         self, query: Array, key: Array, *, visible: Array | None = None

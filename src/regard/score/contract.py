@@ -14,6 +14,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from regard.placement import current_platform
+from regard.score.distances import spread_distances
 
 if TYPE_CHECKING:
     from regard.score.positions import Placement
@@ -264,7 +265,7 @@ class RawQueries(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Lift:
-    """A score written as phi(q) . psi(k) + key_bias + query_bias.
+    """A score written as phi(q) . psi(k) + key_bias + query_bias + distance_bias.
 
     `query` and `key` are compact: an `expansion`, where there is one, turns a block of their
     rows into features, so that wide features never have to be stored whole. Without one they
@@ -288,6 +289,10 @@ class Lift:
             its promise and `otherwise` has to be used; None for a lift that always holds.
         otherwise: the next lift to try where this one is out of range; None: the definition.
         raw_queries: see `RawQueries`; None for a lift without this.
+        distance_bias: [..., N|1, T + S - 1], a number per distance of query t and key s, entry
+            s - t + T - 1, float32 or wider; None is zero.
+        bends: the numbers lie on a straight line from distances of so many tokens on, on either
+            side, where the last query and the last key are at distance 0.
         standing: "exact", "exact up to a per-query constant" or "within ... over ...".
     """
 
@@ -299,6 +304,8 @@ class Lift:
     in_range: Bool[Array, ""] | None = None
     otherwise: "Lift | None" = None
     raw_queries: RawQueries | None = None
+    distance_bias: Array | None = None
+    bends: int = field(default=0, metadata=dict(static=True))
     standing: str = field(default="exact", metadata=dict(static=True))
 
     def width(self) -> int:
@@ -324,6 +331,8 @@ class Lift:
             scores = scores + repeat_heads(self.key_bias[..., None, :], query)
         if self.query_bias is not None:
             scores = scores + self.query_bias[..., :, None]
+        if self.distance_bias is not None:
+            scores = scores + spread_distances(self.distance_bias, *scores.shape[-2:])
         return scores
 
 

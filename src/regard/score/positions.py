@@ -33,12 +33,14 @@ class Placement:
 
     Attributes:
         at, held: int32 [B|1, 1, T] and [B|1, 1, S], the positions of queries and of keys.
+        by_default: whether they are known to be `default_positions`.
     """
 
     query: Array
     key: Array
     at: Array
     held: Array
+    by_default: bool = False
 
     @functools.cached_property
     def query_columns(self) -> Array:
@@ -109,7 +111,7 @@ class Positional(Score):
         at, held = (one[None, None] for one in default_positions(query.shape[-2], key.shape[-2]))
         shape = (1,) * (4 - query.ndim)  # placed on four axes: [B, N, T, Hq]
         four = (query.reshape(shape + query.shape), key.reshape(shape + key.shape))
-        score, *placed = self.placed(*four, Placement(*four, at, held))
+        score, *placed = self.placed(*four, Placement(*four, at, held, by_default=True))
         found = score.scores(*placed)
         return found.reshape(*found.shape[4 - query.ndim :])
 
@@ -286,7 +288,7 @@ class Alibi(Positional):
 
     Lift: exact (tests/score/test_positions.py): a constant per query and m (j - i_last) per key,
     in float32, which rounds scores by up to m T 2⁻²⁵; taken where that is below the rounding of the
-    dtype. Two-sided ones have none, and are scored tile by tile.
+    dtype. Else, and two-sided, a number per distance; none where positions are given.
 
     Example:
         >>> import jax.numpy as jnp, regard
@@ -308,7 +310,8 @@ class Alibi(Positional):
         slopes = self.slopes
         if slopes is None:
             slopes = jnp.asarray(alibi_slopes(query.shape[1]), accumulation_dtype(query.dtype))
-        return AlibiAt(slopes, self.two_sided), at.query_columns, at.key_columns
+        score = AlibiAt(slopes, self.two_sided, at.by_default)
+        return score, at.query_columns, at.key_columns
 
     def prepared(self, key: Array, positions: Array) -> tuple[Score, Array]:
         return self, key[..., :0]  # a memory knows the positions of its keys
@@ -326,23 +329,30 @@ class AlibiAt(Score):
 
     slopes: float | Array
     two_sided: bool = field(default=False, metadata=dict(static=True))
+    by_default: bool = field(default=False, metadata=dict(static=True))
 
     def label(self) -> str:
         return "Alibi(two_sided=True)" if self.two_sided else "Alibi"
 
     def scores(self, query: Array, key: Array) -> Array:
         distance = from_columns(key)[..., None, :] - from_columns(query)[..., :, None]
+        return self._of(distance, over_heads(self.slopes, query))
+
+    def _of(self, distance: Array, slopes: Array) -> Array:
         distance = -jnp.abs(distance) if self.two_sided else distance
-        slopes = over_heads(self.slopes, query)
         return slopes * distance.astype(slopes.dtype)
 
     def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift | None:
         limit = _LIFT_LIMITS.get(query.dtype.name, 1.0)
         if query.dtype == jnp.float32 and current_platform(query, key) == "cpu":
             limit = _ON_CPU
-        if self.two_sided or query.shape[-2] * _ROUNDING > limit:
-            return None
         slopes = over_heads(self.slopes, query)[..., 0]  # [..., N|1, 1]
+        if self.two_sided or query.shape[-2] * _ROUNDING > limit:
+            if not self.by_default:
+                return None
+            distance = jnp.arange(1 - key.shape[-2], query.shape[-2])
+            numbers = self._of(distance.reshape(*(1,) * (slopes.ndim - 1), -1), slopes)
+            return Lift(query[..., :0], key[..., :0], distance_bias=numbers)
         at, held = from_columns(query), from_columns(key)  # [..., N, T], [..., K, S]
         last = over_shares("max", at[..., :1, :].max(-1, keepdims=True))
         return Lift(

@@ -9,7 +9,8 @@ import numpy as np
 from jax import Array
 
 from regard.placement import current_platform
-from regard.score.contract import Score, accumulation_dtype, with_heads
+from regard.score.contract import Lift, Score, accumulation_dtype, with_heads
+from regard.score.distances import over_distances
 from regard.score.positions import Placement, Positional, from_columns
 
 
@@ -21,8 +22,8 @@ class RelativeBias(Positional):
     Shaw et al. 2018 clip distances; T5 has buckets that widen with the distance (Raffel et al.
     2020, section 2.1). Added to another score: T5's is `Dot(scale=1.0) + RelativeBias(table, 128)`.
 
-    Lift: none; it is scored tile by tile, in linear memory. The gradient of the table is the same
-    in every run: sums on a CPU are in order, elsewhere by matrix products.
+    Lift: exact, a number per distance (tests/score/test_positions.py); none where positions are
+    given, and it is scored tile by tile. The gradient of the table is the same in every run.
 
     Example:
         >>> import jax.numpy as jnp, regard
@@ -44,13 +45,11 @@ class RelativeBias(Positional):
     bidirectional: bool = field(default=True, metadata=dict(static=True))
 
     def placed(self, query: Array, key: Array, at: Placement) -> tuple[Score, Array, Array]:
-        return self._at(), at.query_columns, at.key_columns
+        score = RelativeBiasAt(self.table, self.max_distance, self.bidirectional, at.by_default)
+        return score, at.query_columns, at.key_columns
 
     def prepared(self, key: Array, positions: Array) -> tuple[Score, Array]:
         return self, key[..., :0]  # a memory knows the positions of its keys
-
-    def _at(self) -> "RelativeBiasAt":
-        return RelativeBiasAt(self.table, self.max_distance, self.bidirectional)
 
     def check(self, query_width: int, key_width: int) -> None:
         if not hasattr(self.table, "ndim"):
@@ -85,6 +84,7 @@ class RelativeBiasAt(Score):
     table: Array
     max_distance: int | None = field(metadata=dict(static=True))
     bidirectional: bool = field(metadata=dict(static=True))
+    by_default: bool = field(default=False, metadata=dict(static=True))
 
     def label(self) -> str:
         return "RelativeBias"
@@ -100,6 +100,19 @@ class RelativeBiasAt(Score):
         if table.ndim == 1:
             return _look_up(table[None], index)[0]
         return jnp.moveaxis(_look_up(table, index[..., 0, :, :]), 0, -3)
+
+    def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift | None:
+        if not self.by_default:
+            return None
+        table = self.table.astype(accumulation_dtype(query.dtype, self.table.dtype))
+        table = table if table.ndim == 2 else table[None]  # [N|1, entries]
+        if self.max_distance is not None:
+            bucket = buckets(table.shape[-1], self.max_distance, self.bidirectional)
+            table = _look_up(table, jnp.asarray(bucket))
+        numbers = over_distances(table, query.shape[-2], key.shape[-2])
+        numbers = numbers.reshape(*(1,) * (query.ndim - 3), *numbers.shape)
+        bends = table.shape[-1] // 2
+        return Lift(query[..., :0], key[..., :0], distance_bias=numbers, bends=bends)
 
     def head_axes(self) -> dict[str, tuple[int, ...]]:
         return with_heads(1, table=self.table)

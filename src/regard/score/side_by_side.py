@@ -69,6 +69,8 @@ def side_by_side(named: Sequence[tuple[str, Lift]]) -> Lift:
         expansion,
         functools.reduce(jnp.logical_and, ranges) if ranges else None,
         after,
+        distance_bias=_sum_of([lift.distance_bias for lift in lifts]),
+        bends=max(lift.bends for lift in lifts),
         standing=standing,
     )
 

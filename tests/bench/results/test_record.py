@@ -144,7 +144,7 @@ def test_json_schema(result, tmp_path):
     for row in read["rows"]:
         assert set(row) == {
             "case", "who", "ms", "ratio", "tflops", "temp_mib", "peak_mib", "error", "errors",
-            "lifted", "absent",
+            "lifted", "ran", "absent",
         }  # fmt: skip
     first = read["rows"][0]
     assert first["ratio"] == 1.0

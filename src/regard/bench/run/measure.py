@@ -45,7 +45,17 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What was measured of one program on one case; `absent` says why something is missing."""
+    """What was measured of one program on one case; `absent` says why something is missing.
+
+    Attributes:
+        case, who, group: the names of the case, of the program and of the case's problem.
+        timing: None for a program that was only compiled.
+        flops: useful operations of one run; None for a case without a count.
+        temp_bytes, peak_bytes: as in `Program`.
+        errors: relative, for the output and each gradient.
+        lifted: whether the lift ran; None where the program cannot tell.
+        ran: regard's implementation; None for every other program.
+    """
 
     case: str
     who: str

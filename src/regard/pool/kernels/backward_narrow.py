@@ -6,20 +6,20 @@ features, where computing a tile is most of the work, d scores in memory and cuB
 (backward_wide.py) are faster.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from regard.pool.kernels.block_shapes import Blocks
-from regard.pool.kernels.forward import needs_mask
+from regard.pool.kernels.forward import visit_all, visits
 from regard.pool.kernels.padding import KernelMask
 from regard.pool.kernels.tile import (
     LOG2_E,
+    AmongDistances,
     FeatureScore,
     KernelPlan,
     d_normalized,
@@ -39,6 +39,8 @@ class Cotangents(NamedTuple):
         phi: [B, N, T, R].
         psi, value: per query head, [B, N, S, R] and [B, N, S, V].
         query_bias, key_bias: [B, N, T] and, per query head, [B, N, S], float32; None: none.
+        lines: of numbers per distance on straight lines, `AmongDistances.line_sums`, [B, N, T]
+            each, and the blocks of their tiles; None: none.
     """
 
     phi: Array
@@ -46,6 +48,7 @@ class Cotangents(NamedTuple):
     value: Array
     query_bias: Array | None
     key_bias: Array | None
+    lines: tuple[list[Array], Blocks] | None = None
 
 
 def backward_narrow(
@@ -70,9 +73,15 @@ def backward_narrow(
     bounds = query_visits(mask.bounds(of_keys.tile, T, S), S // blocks[0].keys)
     d_psi, d_value, *d_bias = _d_keys(of_keys, arrays | {"bounds": bounds}, dtype)
     arrays = arrays | {"bounds": mask.bounds(of_queries.tile, T, S)}
-    d_phi, *d_query_bias = _d_queries(of_queries, arrays, dtype)
-    biases = (part[0] if part else None for part in (d_query_bias, d_bias))
-    return Cotangents(d_phi, d_psi, d_value, *biases)
+    d_phi, d_query_bias, lines = _d_queries(of_queries, arrays, dtype)
+    return Cotangents(
+        d_phi,
+        d_psi,
+        d_value,
+        d_query_bias[0] if d_query_bias else None,
+        d_bias[0] if d_bias else None,
+        (lines, of_queries.blocks) if lines else None,
+    )
 
 
 def _d_keys(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Array]:
@@ -105,7 +114,7 @@ def _d_keys(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Ar
 
         carry = [jnp.zeros((blocks.keys, width), jnp.float32) for width in (score.width, static.V)]
         carry += [jnp.zeros((blocks.keys,), jnp.float32)] if biased else []
-        d_psi, d_value, *d_bias = _visit_all(named, block, visit, carry)
+        d_psi, d_value, *d_bias = visit_all(named, visits(named, block), visit, carry)
         plt.store(outs[0].at[keys, :], (d_psi * (score.scale / LOG2_E)).astype(outs[0].dtype))
         d_value = d_value if static.kept_scale == 1.0 else d_value * static.kept_scale
         plt.store(outs[1].at[keys, :], d_value.astype(outs[1].dtype))
@@ -122,10 +131,16 @@ def _d_keys(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Ar
     return run_kernel(static, kernel, arrays, static.S // blocks.keys, found, "regard_d_keys")
 
 
-def _d_queries(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Array]:
-    """d phi and, where there is one, d query bias: a program keeps a block of queries."""
+def _d_queries(
+    static: KernelPlan, arrays: dict[str, Array], dtype: Any
+) -> tuple[Array, list[Array], list[Array]]:
+    """d phi, where there is one, d query bias, and the sums of lines: a program keeps a block of
+    queries.
+    """
     score, blocks = _score(static), static.blocks
     biased = "query_bias" in arrays
+    lines = "distance_bias" in arrays and static.bent is not None
+    vectors = biased + 4 * lines
     programs = static.T // blocks.queries
 
     def kernel(named: dict[str, Any], *outs: Any) -> None:
@@ -145,34 +160,20 @@ def _d_queries(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list
             d_scores = d_normalized(named, factor, d_kept, slope, rows, flipped=False)
             more = [dot(d_scores.astype(psi.dtype), psi, (1, 0), score.precision)]
             more += [d_scores.sum(axis=1)] if biased else []
+            more += AmongDistances.of(static, rows, keys).line_sums(d_scores) if lines else []
             return [sum_ + one for sum_, one in zip(carry, more, strict=True)]
 
         carry = [jnp.zeros((blocks.queries, score.width), jnp.float32)]
-        carry += [jnp.zeros((blocks.queries,), jnp.float32)] if biased else []
-        d_phi, *d_bias = _visit_all(named, block, visit, carry)
+        carry += [jnp.zeros((blocks.queries,), jnp.float32)] * vectors
+        d_phi, *per_query = visit_all(named, visits(named, block), visit, carry)
         plt.store(outs[0].at[rows, :], (d_phi * (score.scale / LOG2_E)).astype(outs[0].dtype))
-        if biased:
-            plt.store(outs[1].at[rows], d_bias[0])
+        for out, sums in zip(outs[1:], per_query, strict=True):
+            plt.store(out.at[rows], sums)
 
-    found: list[tuple[tuple[int, ...], Any]] = [((static.T, score.width), dtype)]
-    found += [((static.T,), jnp.float32)] if biased else []
-    return run_kernel(static, kernel, arrays, programs, found, "regard_d_queries")
-
-
-def _visit_all(named: dict[str, Any], block: Array, visit: Callable, carry: Any) -> Any:
-    """Visits the blocks within the bounds, without a mask where every pair takes part."""
-    low, full_low, full_high, high = (named["bounds"][block, i] for i in range(4))
-
-    def loop(first: Array, last: Array, carry: Any, masked: bool) -> Any:
-        return lax.fori_loop(first, last, lambda i, c: visit(i, c, masked), carry)
-
-    if not needs_mask(named):
-        return loop(low, high, carry, False)
-    if any(name in ("keys_taken", "table") for name in named):
-        return loop(low, high, carry, True)  # no tile is known to need no mask
-    carry = loop(low, full_low, carry, True)
-    carry = loop(full_low, full_high, carry, False)
-    return loop(full_high, high, carry, True)
+    shapes: list[tuple[tuple[int, ...], Any]] = [((static.T, score.width), dtype)]
+    shapes += [((static.T,), jnp.float32)] * vectors
+    d_phi, *found = run_kernel(static, kernel, arrays, programs, shapes, "regard_d_queries")
+    return d_phi, found[:biased], found[biased:]
 
 
 def _score(static: KernelPlan) -> FeatureScore:

@@ -40,6 +40,7 @@ class RowScore(Protocol):
         columns: numbers of a stored key.
         width: the same, rounded up to a power of two: columns of a tile.
         sums: shapes of what the backward pass sums over keys; float32.
+        carried: their shapes while a program walks its keys, `summed` at the end.
     """
 
     @property
@@ -50,6 +51,10 @@ class RowScore(Protocol):
 
     def sums(self, rows: int) -> tuple[tuple[int, ...], ...]: ...
 
+    def carried(self, rows: int, keys: int) -> tuple[tuple[int, ...], ...]: ...
+
+    def summed(self, carried: Array) -> Array: ...
+
     def scores(self, named: dict[str, Any], key: Array) -> Array:
         """float32 [rows, keys] in units of log2, from keys [keys, width]."""
         ...
@@ -57,7 +62,7 @@ class RowScore(Protocol):
     def backward(
         self, named: dict[str, Any], key: Array, d_scores: Array
     ) -> tuple[Array, tuple[Array, ...]]:
-        """d key, float32 [keys, width], and the sums over these keys."""
+        """d key, float32 [keys, width], and what these keys add to what is carried."""
         ...
 
 
@@ -83,6 +88,12 @@ class Products:
 
     def sums(self, rows: int) -> tuple[tuple[int, ...], ...]:
         return ((rows, self.width), (rows,))
+
+    def carried(self, rows: int, keys: int) -> tuple[tuple[int, ...], ...]:
+        return self.sums(rows)
+
+    def summed(self, carried: Array) -> Array:
+        return carried
 
     def scores(self, named: dict[str, Any], key: Array) -> Array:
         psi = self._psi(named, key)
@@ -141,7 +152,14 @@ class Tanh:
 
     def sums(self, rows: int) -> tuple[tuple[int, ...], ...]:
         """d x and d w."""
-        return ((rows, self.width),) * 2
+        return ((1 if self.rows == 1 else rows, self.width),) * 2
+
+    def carried(self, rows: int, keys: int) -> tuple[tuple[int, ...], ...]:
+        """Of one row, a sum for each key of a block: threads exchange nothing until the end."""
+        return ((keys, self.width),) * 2 if self.rows == 1 else self.sums(rows)
+
+    def summed(self, carried: Array) -> Array:
+        return carried.sum(axis=0)[None, :] if self.rows == 1 else carried
 
     def scores(self, named: dict[str, Any], key: Array) -> Array:
         unit, y = Float32(self.interpret), key.astype(jnp.float32)
@@ -167,11 +185,13 @@ class Tanh:
             inverse = self._inverse(named, row, y)  # tanh = 1 - 2 r, its slope 4 r (1 - r)
             slope = of_row * w * (4.0 * unit.take(inverse, inverse, inverse))
             value = of_row * (1.0 - 2.0 * inverse)
+            if self.rows == 1:
+                return slope, slope, value
             d_x = d_x + jnp.where(_is_row(row, d_x), slope.sum(axis=0)[None, :], 0.0)
             d_w = d_w + jnp.where(_is_row(row, d_w), value.sum(axis=0)[None, :], 0.0)
             return d_y + slope, d_x, d_w
 
-        zero = jnp.zeros(named["x"].shape, jnp.float32)
+        zero = jnp.zeros(named["x"].shape, jnp.float32)  # of many rows
         d_y, d_x, d_w = self._over_rows(add, (jnp.zeros(y.shape, jnp.float32), zero, zero))
         return d_y, (d_x, d_w)
 
@@ -344,10 +364,13 @@ def decode_backward(
             sums = [sum_ + one for sum_, one in zip(sums, found, strict=True)]
             return (*sums, d_query_bias + d_scores.sum(axis=1))
 
-        carry = tuple(jnp.zeros(shape, jnp.float32) for shape in (*shapes, (static.T,)))
+        carried = score.carried(static.T, static.blocks.keys)
+        carry = tuple(jnp.zeros(shape, jnp.float32) for shape in (*carried, (static.T,)))
         whole = static.S // static.blocks.keys  # blocks that no row visits are zeros too
         found = lax.fori_loop(*share_of(part, parts, jnp.int32(0), jnp.int32(whole)), visit, carry)
-        for ref, sum_ in zip((*sum_refs, query_ref), found, strict=True):
+        *sums, d_query_bias = found
+        totals = (*map(score.summed, sums), d_query_bias)
+        for ref, sum_ in zip((*sum_refs, query_ref), totals, strict=True):
             at = (part, zero, *(pl.ds(0, size) for size in sum_.shape))
             plt.store(ref.at[at], sum_)
 

@@ -42,6 +42,7 @@ from regard.score.contract import (
     matmul_precision,
     multiplies_in_float32,
 )
+from regard.score.distances import spread_distances
 from regard.score.gaussian import center_of
 from regard.score.logistic_form import align
 from regard.shapes import Axes
@@ -71,6 +72,8 @@ def takes(request: Request) -> bool:
     if lift is None:
         vector = request.score.tanh_vector()
         return vector is not None and rows <= MOST_TANH_ROWS and vector.shape[-1] <= WIDEST_TANH
+    if lift.distance_bias is not None and request.softcap:  # a dense bias comes after the cap
+        return False
     return lift.expansion is None and max(axes.key_width, lift.width()) <= WIDEST[sizes[0]]
 
 
@@ -183,6 +186,9 @@ def prepare(problem: Problem, scale: float | None, in_pages: bool) -> Prepared:
         y = y if score.projects_keys() or y.shape != problem.key.shape else problem.key
         return Prepared(plan, DecodeOperands(x, y, value, score=own, **kept), 1.0, axes)
     lift = path.lift
+    if lift.distance_bias is not None:
+        numbers = spread_distances(lift.distance_bias, axes.T, axes.S)
+        kept["bias"] = numbers if problem.bias is None else problem.bias + numbers
     operands = DecodeOperands(
         lift.query,
         lift.key.astype(problem.key.dtype),
@@ -474,7 +480,8 @@ def pick(
         [128, 64, 32]
     """
     if tanh:  # a block of keys stays in registers, in float32
-        return Blocks(16, min(128, max(16, 8192 // width)), warps=8, stages=2)
+        keys = (4096 if backward else 8192) // width
+        return Blocks(16, min(128, max(16, keys)), warps=8, stages=2)
     of_key, of_value = (jnp.dtype(dtype).itemsize for dtype in dtypes)
     keys = (16384 if backward else 32768) // (width * of_key + V * of_value)
     keys = min(128, max(16, round_up(keys, 1, power=True)))

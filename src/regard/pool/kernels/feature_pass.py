@@ -8,7 +8,7 @@ and matrix products (cuBLAS) do the rest.
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from regard.mask import Allowed
 from regard.normalize.contract import Normalizer
 from regard.pool.kernels.backward_narrow import Cotangents, backward_narrow
 from regard.pool.kernels.backward_wide import d_scores
-from regard.pool.kernels.bias_gradient import bias_gradient
+from regard.pool.kernels.bias_gradient import bias_gradient, distance_gradient
 from regard.pool.kernels.block_shapes import Blocks, pick_blocks
 from regard.pool.kernels.features import make_features
 from regard.pool.kernels.forward import forward
@@ -36,8 +36,8 @@ from regard.pool.kernels.padding import (
     stripe_rows,
     with_delta,
 )
-from regard.pool.kernels.tile import LOG2_E, OF_TOKENS, FeatureScore, KernelPlan
-from regard.pool.xla_tiles import Operands
+from regard.pool.kernels.tile import LOG2_E, NO_ENTRY, OF_TOKENS, FeatureScore, KernelPlan
+from regard.pool.xla_tiles import Operands, pad_distances
 from regard.score.contract import (
     Expansion,
     Lift,
@@ -66,6 +66,7 @@ class FeatureOperands:
         value: [B, K, S, V].
         query_bias: [B, N, T], where a soft cap or the regime can see it; None is zero.
         bias: [B|1, N|1, T|1, S|1]; None is zero.
+        distance_bias: the lift's, [1, N|1, T + S - 1]; None is zero.
         raw_queries: the lift's; hopper.py takes its query and bias. The gradients go by way of the
             others, so that its own cotangents are 0.
     """
@@ -78,6 +79,7 @@ class FeatureOperands:
     raw_queries: RawQueries | None = None
     query_bias: Array | None = None
     bias: Array | None = None
+    distance_bias: Array | None = None
 
     def width(self) -> int:
         """Of the features."""
@@ -88,6 +90,8 @@ class FeatureOperands:
 class FeaturePass(KernelDerivatives):
     """Pooling with the scores scale · phi(q) · psi(k) + key_bias, soft cap, + bias.
 
+    key_bias stands for the numbers per query and per distance too.
+
     Attributes:
         softcap: see `attend`; regime: how scores become weights, None is softmax.
         dtype: of the features.
@@ -96,6 +100,7 @@ class FeaturePass(KernelDerivatives):
         forced: block shapes; None looks them up.
         raw_values: values that every query masks are not zeroed; only for a forward pass of which
             `zeroes_values` is true.
+        bends: the lift's.
     """
 
     axes: Axes
@@ -107,6 +112,7 @@ class FeaturePass(KernelDerivatives):
     raw_values: bool = False
     softcap: float | None = None
     regime: Normalizer | None = None
+    bends: int = 0
 
     def share(self, axes: Axes) -> "FeaturePass":
         return replace(self, axes=axes)
@@ -115,8 +121,8 @@ class FeaturePass(KernelDerivatives):
         biases = (operands.query_bias, operands.key_bias)
         of_query, of_key = (None if bias is None else bias[..., None] for bias in biases)
         query = (operands.query.astype(jnp.float32) * self.scale, of_query)
-        key, bias = (operands.key, of_key), operands.bias
-        return Operands(None, operands.expansion, query, key, operands.value, bias)
+        key, biases = (operands.key, of_key), (operands.bias, operands.distance_bias)
+        return Operands(None, operands.expansion, query, key, operands.value, *biases)
 
     def forward(
         self,
@@ -125,25 +131,42 @@ class FeaturePass(KernelDerivatives):
         seed: Array | Draw | None,
         active: Array | None,
     ) -> tuple[Array, Any]:
-        dtype = self.dtype
-        if operands.expansion is not None and dtype == jnp.bfloat16:
-            # Sines, times a weight that the lift has checked to be small enough: three bits more.
-            # Not in the backward pass, where gradients may be too small for float16.
-            dtype = jnp.dtype(jnp.float16)
+        dtype = self._forward_dtype(operands)
         plain = self.softcap is None and operands.bias is None and self.regime is None
+        plain = plain and operands.distance_bias is None
         if plain and _fits_hopper(self.device, (dtype, operands.value.dtype), allowed, seed):
             out, stats = self._on_hopper(dtype, operands, allowed)
         else:
-            static, sizes = self._static(operands, "forward")
-            phi, psi = self._features(
-                dtype, sizes, operands.expansion, operands.query, operands.key
-            )
-            mask = pad_mask(allowed, self.axes, static.T, static.S)
-            arrays = self._arrays(static, phi, psi, operands, mask, seed)
+            static, arrays, mask = self.prepared(operands, allowed, seed, "forward")
             bounds = mask.bounds(static.tile, static.T, static.S)
             out, stats = forward(static, arrays | {"bounds": bounds})
         T, V = self.axes.T, self.axes.V
         return out[:, :, :T, :V], jax.tree.map(lambda stat: stat[:, :, :T], stats)
+
+    def prepared(
+        self,
+        operands: FeatureOperands,
+        allowed: Allowed,
+        seed: Array | Draw | None,
+        kernel: str,
+    ) -> tuple[KernelPlan, dict[str, Array], KernelMask]:
+        """What a Triton-lowered kernel of the forward pass takes, without bounds.
+
+        Args:
+            kernel: whose block shapes, as in block_shapes.py.
+        """
+        static, sizes = self._static(operands, kernel)
+        rows = operands.expansion, operands.query, operands.key
+        phi, psi = self._features(self._forward_dtype(operands), sizes, *rows)
+        mask = pad_mask(allowed, self.axes, static.T, static.S)
+        return static, self._arrays(static, phi, psi, operands, mask, seed), mask
+
+    def _forward_dtype(self, operands: FeatureOperands) -> Any:
+        if operands.expansion is not None and self.dtype == jnp.bfloat16:
+            # Sines, times a weight that the lift has checked to be small enough: three bits more.
+            # Not in the backward pass, where gradients may be too small for float16.
+            return jnp.dtype(jnp.float16)
+        return self.dtype
 
     def backward(
         self,
@@ -182,21 +205,34 @@ class FeaturePass(KernelDerivatives):
             found.value[:, :, :S, :V].astype(operands.value.dtype),
             jax.tree.map(jnp.zeros_like, operands.raw_queries),
             _cut(found.query_bias, T, of_query),
-            self._d_bias(static, arrays, mask, operands.bias),
+            *self._d_biases(static, arrays, mask, operands, found.lines),
         )
 
-    def _d_bias(
-        self, static: KernelPlan, arrays: dict[str, Array], mask: KernelMask, bias: Array | None
-    ) -> Array | None:
-        if bias is None:
-            return None
+    def _d_biases(
+        self,
+        static: KernelPlan,
+        arrays: dict[str, Array],
+        mask: KernelMask,
+        operands: FeatureOperands,
+        lines: tuple[list[Array], Blocks] | None,
+    ) -> tuple[Array | None, Array | None]:
+        """Of the bias, and of the numbers per distance."""
+        bias, numbers = operands.bias, operands.distance_bias
+        if bias is None and numbers is None:
+            return None, None
         blocks = self.forced or BIAS_BLOCKS[8 * jnp.dtype(self.dtype).itemsize]
-        queries, keys = math.gcd(blocks.queries, static.T), math.gcd(blocks.keys, static.S)
-        blocks = replace(blocks, queries=queries, keys=keys)
+        size = math.gcd(blocks.queries, blocks.keys, static.T, static.S)
+        blocks = replace(blocks, queries=size, keys=size)
         static = replace(static, blocks=blocks, tokens_first=False)
-        bounds = mask.bounds(static.tile, static.T, static.S)
-        found = bias_gradient(static, arrays | {"bounds": bounds}, arrays["bias"].shape)
-        return found[tuple(slice(size) for size in bias.shape)].astype(bias.dtype)
+        arrays = arrays | {"bounds": mask.bounds(static.tile, static.T, static.S)}
+        if bias is not None:
+            found = bias_gradient(static, arrays, arrays["bias"].shape)
+            bias = found[tuple(slice(size) for size in bias.shape)].astype(bias.dtype)
+        if numbers is not None:
+            found = distance_gradient(static, arrays, numbers.shape[1], lines)
+            first = static.T - self.axes.T  # padded queries' come first, padded keys' last
+            numbers = found[..., first : first + numbers.shape[2]].astype(numbers.dtype)
+        return bias, numbers
 
     def _backward_wide(self, static: KernelPlan, arrays: dict[str, Array]) -> Cotangents:
         """Of psi, value and key bias summed over a group's heads. Sums over stripes are in float32
@@ -271,6 +307,7 @@ class FeaturePass(KernelDerivatives):
             static.over_groups(callers(found.value)),
             found.query_bias,
             None if d_bias is None else static.over_groups(d_bias),
+            found.lines,
         )
 
     def _product(
@@ -353,7 +390,8 @@ class FeaturePass(KernelDerivatives):
             T = round_up(axes.T, stripe_rows(axes, blocks.queries, S, self.dtype))
         chunk = min(blocks.chunk, whole) if narrow is None else whole
         precision = matmul_precision(self.dtype, exact=operands.expansion is not None)
-        score = FeatureScore(round_up(width, chunk), chunk, self.scale * LOG2_E, precision)
+        width = round_up(max(width, 1), chunk)  # numbers per key or per distance alone: zeros
+        score = FeatureScore(width, chunk, self.scale * LOG2_E, precision)
         static = KernelPlan(
             score,
             blocks,
@@ -370,8 +408,19 @@ class FeaturePass(KernelDerivatives):
             softcap=self.softcap,
             precise_cap=jnp.dtype(self.dtype).itemsize > 2,
             regime=self.regime,
+            bent=self._bent(T),
         )
         return static, (T, S)
+
+    def _bent(self, T: int) -> tuple[int, int]:
+        """`KernelPlan.bent`, for T padded queries. A straight line needs two numbers."""
+        axes, more = self.axes, T - self.axes.T
+        zero = more + axes.S - 1
+        first, last = zero - self.bends, zero + self.bends
+        return (
+            first if first > more else 0,
+            last if last + 1 < more + axes.T + axes.S - 1 else NO_ENTRY,
+        )
 
     def _arrays(
         self,
@@ -397,6 +446,10 @@ class FeaturePass(KernelDerivatives):
             of_query = operands.query_bias.astype(jnp.float32) * LOG2_E
             arrays["query_bias"] = pad(of_query, {2: static.T})
         arrays |= pad_bias(operands.bias, static.T, S)
+        if operands.distance_bias is not None:
+            numbers = operands.distance_bias.astype(jnp.float32) * LOG2_E
+            sizes = (self.axes.T, self.axes.S), (static.T, S)
+            arrays["distance_bias"] = cast(Array, pad_distances(numbers, *sizes))
         return arrays | pad_dropout(seed, self.axes, static.T, static.S)
 
 

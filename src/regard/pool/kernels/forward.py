@@ -4,6 +4,7 @@ One program takes a block of queries over all of its visible keys, as in FlashAt
 has a faster kernel for 16-bit features on Hopper GPUs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,10 +31,10 @@ def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Any]:
         static: sizes, blocks, and how scores are made.
         arrays: by name, each [B|1, N|K|1, ...]: what `static.score` reads; value [.., S, V];
             bounds [.., query blocks, 4] int32 (see pool/tile.py); and where there are any,
-            key_bias [.., S] and, for a soft cap, query_bias [.., T] float32 in units of log2; bias
-            [.., T|1, S|1]; start, end [.., T]; query_ids0 [.., T] with
-            key_ids0 [.., S]; keys_taken [.., S] and table [.., T, S] int8; dropout's words, uint32
-            row0 and row1 [.., T], key0 and key1 [.., S].
+            key_bias [.., S], distance_bias [.., T + S - 1] and, for a soft cap, query_bias [.., T]
+            float32 in units of log2; bias [.., T|1, S|1]; start, end [.., T]; query_ids0 [.., T]
+            with key_ids0 [.., S]; keys_taken [.., S] and table [.., T, S] int8; dropout's words,
+            uint32 row0 and row1 [.., T], key0 and key1 [.., S].
 
     Returns:
         Output [B, N, T, V] in the value's dtype, and log2-sum-exp2 [B, N, T] float32, or the
@@ -67,7 +68,7 @@ def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Any]:
             pooled = dot(weights.astype(values.dtype), values, (1, 0), static.precision)
             return out * rescale[:, None] + pooled, new_top, total
 
-        low, full_low, full_high, high = (named["bounds"][block, i] for i in range(4))
+        low, full_low, full_high, high = visits(named, block)
         carry = (
             jnp.zeros((blocks.queries, static.V), jnp.float32),
             jnp.full((blocks.queries,), LOWEST, jnp.float32),
@@ -100,3 +101,26 @@ def masked_before(named: dict[str, Any]) -> bool:
 def needs_mask(named: dict[str, Any]) -> bool:
     """Whether some tiles need a mask."""
     return any(name in ("start", "end", "keys_taken", "table") or "ids" in name for name in named)
+
+
+def visits(named: dict[str, Any], block: Array) -> tuple[Array, ...]:
+    """The bounds of what a block visits: low <= full_low <= full_high <= high."""
+    return tuple(named["bounds"][block, i] for i in range(4))
+
+
+def visit_all(named: dict[str, Any], bounds: tuple[Array, ...], visit: Callable, carry: Any) -> Any:
+    """visit(index, carry, masked) for the blocks within the bounds, without a mask where every pair
+    takes part.
+    """
+    low, full_low, full_high, high = bounds
+
+    def loop(first: Array, last: Array, carry: Any, masked: bool) -> Any:
+        return lax.fori_loop(first, last, lambda i, c: visit(i, c, masked), carry)
+
+    if not needs_mask(named):
+        return loop(low, high, carry, False)
+    if any(name in ("keys_taken", "table") for name in named):
+        return loop(low, high, carry, True)  # no tile is known to need no mask
+    carry = loop(low, full_low, carry, True)
+    carry = loop(full_low, full_high, carry, False)
+    return loop(full_high, high, carry, True)

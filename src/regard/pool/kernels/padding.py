@@ -236,6 +236,8 @@ def run_stripes(
         second ones.
     """
     part, count = replace(static, T=rows), static.T // rows
+    if count > 1:  # a stripe has other distances
+        part = replace(part, bent=None)
     of_queries = {name for name in arrays if name in OF_QUERIES or name.startswith("query_ids")}
 
     def take(array: Array, at: Any) -> Array:
@@ -245,11 +247,17 @@ def run_stripes(
         per = static.T // array.shape[2]
         return lax.dynamic_slice_in_dim(array, at // per, rows // per, 2)
 
+    def distances(array: Array, at: Any) -> Array:
+        """A stripe's, [.., rows + S - 1] of [.., T + S - 1]: the last queries' are first."""
+        return lax.dynamic_slice_in_dim(array, static.T - rows - at, rows + static.S - 1, 2)
+
     def run(index: Array | int) -> tuple[Any, Any]:
         at = index * rows
         mine = {
             name: take(array, at) if name in of_queries else array for name, array in arrays.items()
         }
+        if "distance_bias" in arrays:
+            mine["distance_bias"] = distances(arrays["distance_bias"], at)
         mine["visits"] = take(arrays["bounds"], at)
         mine["bounds"] = query_bounds(mine["visits"], static.S // static.blocks.keys)
         return stripe(part, mine)

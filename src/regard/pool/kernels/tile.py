@@ -3,9 +3,9 @@
 A kernel gets its arrays by name. Axes of 1 broadcast: an array without heads is read at head 0.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -18,6 +18,7 @@ from regard.placement import kernel_result, vary_as
 from regard.pool.kernels.block_shapes import Blocks
 from regard.pool.tile import visible_pairs
 
+NO_ENTRY = 1 << 30
 LOG2_E = 1.4426950408889634
 # Arrays with an axis of tokens and one of heads, which may come in either order.
 OF_TOKENS = ("query", "key", "value", "d_out")
@@ -91,6 +92,9 @@ class KernelPlan:
         score: makes the scores of a tile.
         softcap: see `attend`; precise_cap: to float32's precision.
         regime: how scores become weights; None is softmax.
+        bent: among the numbers per distance, the last of a straight line before and the first of
+            one after: entries up to the one and from the other on; 0 and NO_ENTRY for no line. None
+            where it is not known.
         tokens_first: query, key, value and d_out are [B, T, N, ...], the caller's layout, and so
             are results of rank 4; backward_narrow.py alone.
         page: tokens of a page, where keys and values are read through a page table; decode.py
@@ -113,6 +117,7 @@ class KernelPlan:
     precise_cap: bool = True
     regime: Normalizer | None = None
     page: int | None = None
+    bent: tuple[int, int] | None = None
 
     @property
     def group(self) -> int:
@@ -201,7 +206,7 @@ class Finished(NamedTuple):
 def finish_scores(
     static: KernelPlan, refs: dict[str, Any], scores: Array, rows: Any, keys: Any, *, flipped: bool
 ) -> Finished:
-    """Adds the numbers per key and per query, caps, and adds the bias: no mask yet.
+    """Adds the numbers per key, per query and per distance, caps, and adds the bias: no mask yet.
 
     Args:
         scores: in units of log2, as `TileScore.tile` makes them.
@@ -210,6 +215,8 @@ def finish_scores(
         scores = scores + _along(plt.load(refs["key_bias"].at[keys]), not flipped)
     if "query_bias" in refs:
         scores = scores + _along(plt.load(refs["query_bias"].at[rows]), flipped)
+    if "distance_bias" in refs:
+        scores = _add_by_distance(static, refs["distance_bias"], scores, rows, keys, flipped)
     slope = None
     if static.softcap is not None:
         cap = static.softcap * LOG2_E
@@ -218,6 +225,68 @@ def finish_scores(
     if "bias" in refs:
         scores = scores + _bias_tile(refs["bias"], rows, keys, flipped) * LOG2_E
     return Finished(scores, slope)
+
+
+class AmongDistances(NamedTuple):
+    """Where a tile lies among the numbers per distance.
+
+    Attributes:
+        first: entry of its first query and first key.
+        before, after: whether it lies on the straight line of the first or of the last numbers.
+        start: the entry that its line starts at.
+    """
+
+    first: Array
+    before: Array
+    after: Array
+    start: Array
+
+    @classmethod
+    def of(cls, static: KernelPlan, rows: Any, keys: Any) -> "AmongDistances":
+        low, high = cast(Any, static.bent)
+        first = keys.start - rows.start + (static.T - 1)
+        before = first + (keys.size - 1) <= low
+        start = jnp.where(before, jnp.int32(max(low - 1, 0)), jnp.int32(high))
+        return cls(first, before, first - (rows.size - 1) >= high, start)
+
+    def line_sums(self, d_scores: Array) -> list[Array]:
+        """d of the number that its line starts at and of the line's slope, per query of a tile
+        [rows, keys]: for the line before, and for the one after; zeros where it is not on it.
+        """
+        row, key = (jnp.arange(size, dtype=jnp.int32) for size in d_scores.shape)
+        total = d_scores.sum(axis=1)
+        along = (d_scores * key.astype(jnp.float32)[None, :]).sum(axis=1)
+        along = along + total * (self.first - self.start - row).astype(jnp.float32)
+        sides = self.before, self.after
+        return [jnp.where(side, part, 0.0) for side in sides for part in (total, along)]
+
+
+def _add_by_distance(
+    static: KernelPlan, numbers: Any, scores: Array, rows: Any, keys: Any, flipped: bool
+) -> Array:
+    """Scores plus the numbers per distance, of [T + S - 1], entry s - t + T - 1.
+
+    A gather takes as long as a matrix product of the tile; most tiles are on a straight line.
+    """
+    row, key = (jnp.arange(size, dtype=jnp.int32) for size in (rows.size, keys.size))
+    first = keys.start - rows.start + (static.T - 1)
+
+    def gather(scores: Array) -> Array:
+        index = _along(first + key, not flipped) - _along(row, flipped)
+        return scores + plt.load(numbers.at[index])
+
+    if static.bent is None:
+        return gather(scores)
+    place = AmongDistances.of(static, rows, keys)
+
+    def line(scores: Array) -> Array:
+        number = numbers[place.start]
+        slope = numbers[place.start + 1] - number
+        of_key = number + (place.first - place.start + key).astype(jnp.float32) * slope
+        of_row = row.astype(jnp.float32) * slope
+        return scores + _along(of_key, not flipped) - _along(of_row, flipped)
+
+    return lax.cond(place.before | place.after, line, gather, scores)
 
 
 def _bias_tile(bias: Any, rows: Any, keys: Any, flipped: bool) -> Array:
@@ -349,7 +418,7 @@ def run_kernel(
     kernel: Callable,
     arrays: dict[str, Array],
     programs: int,
-    results: list[tuple[tuple[int, ...], Any]],
+    results: Sequence[tuple[tuple[int, ...], Any]],
     name: str,
     heads_first: bool = False,
 ) -> list[Array]:
