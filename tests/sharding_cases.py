@@ -232,6 +232,26 @@ def transforms():
     print("transforms / vmap and jvp", flush=True)
 
 
+def looks(mesh):
+    """Numbers and pictures of the weights, by kernels."""
+    place = NamedSharding(mesh, P("data", None, "model", None))
+    arrays = draw(B, T, N, D), draw(B, S, 4, D)
+    settings = dict(score=regard.Gaussian(jnp.float32(1.3)), valid_lens=PER_QUERY, sink=draw(N))
+
+    def look(query, key):
+        image = regard.attention_map(query, key, resolution=(6, 5), **settings)
+        return regard.summarize(query, key, **settings), image
+
+    expected = look(*arrays)
+    with interpreted():
+        program = jax.jit(look).lower(*jax.device_put(arrays, place)).compile()
+    assert not any(kind in program.as_text() for kind in GATHERS)
+    got = program(*jax.device_put(arrays, place))
+    np.testing.assert_array_equal(got[0].argmax, expected[0].argmax)
+    compare(got, expected, "looks")
+    print("looks / summary and map", flush=True)
+
+
 if __name__ == "__main__":
     assert jax.device_count() == 8, jax.devices()
     two_by_four = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -240,6 +260,9 @@ if __name__ == "__main__":
         name, one = line.split(" / ")
         if one == "lowered":
             lowers_for_a_gpu(two_by_four)
+            continue
+        if one == "summary and map":
+            looks(two_by_four)
             continue
         if one in ("typed", "vmap and jvp"):
             explicit() if one == "typed" else transforms()

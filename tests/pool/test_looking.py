@@ -64,6 +64,12 @@ CALLS = {
         mask=regard.Mask.causal(),
     ),
     "additive": dict(score=additive(), valid_lens=lens()),
+    "by distance": dict(
+        score=regard.Dot() + regard.RelativeBias(jnp.linspace(-2.0, 2.0, 31, dtype=jnp.float32)),
+        mask=regard.Mask.causal(),
+    ),
+    "alibi": dict(score=regard.Dot() + regard.Alibi(), valid_lens=lens()),
+    "rotary": dict(score=regard.Rotary(regard.Dot()), sink=jnp.asarray(HEADS)),
 }
 
 

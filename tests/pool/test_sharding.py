@@ -22,6 +22,7 @@ RUNS = [
     "for a GPU / lowered",
     "explicit / typed",
     "transforms / vmap and jvp",
+    "looks / summary and map",
 ]
 
 
