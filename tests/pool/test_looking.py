@@ -64,6 +64,9 @@ CALLS = {
         mask=regard.Mask.causal(),
     ),
     "additive": dict(score=additive(), valid_lens=lens()),
+    "by distance": dict(
+        score=regard.Dot() + regard.Alibi(jnp.asarray(HEADS), two_sided=True), valid_lens=lens()
+    ),
 }
 
 
