@@ -70,6 +70,9 @@ CALLS = {
     ),
     "alibi": dict(score=regard.Dot() + regard.Alibi(), valid_lens=lens()),
     "rotary": dict(score=regard.Rotary(regard.Dot()), sink=jnp.asarray(HEADS)),
+    "two-sided alibi": dict(
+        score=regard.Dot() + regard.Alibi(jnp.asarray(HEADS), two_sided=True), valid_lens=lens()
+    ),
 }
 
 

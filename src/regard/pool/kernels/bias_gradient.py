@@ -19,11 +19,13 @@ from regard.placement import kernel_result, vary_as
 from regard.pool.kernels.block_shapes import Blocks, pick_parts
 from regard.pool.kernels.tile import (
     NO_ENTRY,
+    OF_TOKENS,
     AmongDistances,
     KernelPlan,
     d_normalized,
     d_weights,
     finish_scores,
+    heads_second,
     recomputed_weights,
     share_of,
 )
@@ -31,20 +33,25 @@ from regard.score.distances import sum_distances
 
 
 class HeadOf:
-    """One example and head of an array [B|1, N|K|1, ...], as kernels of one head read it."""
+    """One example and head of an array [B|1, N|K|1, ...], as kernels of one head read it; of
+    [B, T, N|K, ...] where tokens come first.
+    """
 
-    def __init__(self, ref: Any, static: KernelPlan, example: Array, head: Array):
-        examples, heads, *shape = ref.shape
+    def __init__(
+        self, ref: Any, static: KernelPlan, example: Array, head: Array, tokens_first: bool
+    ):
+        examples, heads, *shape = heads_second(ref.shape, tokens_first)
         at = head if heads == static.N else lax.div(head, jnp.int32(static.group))
         first = (jnp.int32(0) if examples == 1 else example, jnp.int32(0) if heads == 1 else at)
         self.ref, self.first, self.shape, self.dtype = ref, first, tuple(shape), ref.dtype
-        self.at = _Place(self)
+        self.tokens_first, self.at = tokens_first, _Place(self)
 
     def __getitem__(self, index: Any) -> Array:
         return self.ref[self.whole(index)]
 
     def whole(self, index: Any) -> tuple[Any, ...]:
-        return (*self.first, *(index if isinstance(index, tuple) else (index,)))
+        index = index if isinstance(index, tuple) else (index,)
+        return heads_second((*self.first, *index), self.tokens_first)
 
 
 class _Place:
@@ -224,7 +231,9 @@ def _run(static: KernelPlan, arrays: dict[str, Array], sums: Sums) -> Array:
         def visit(index: Array, total: Array) -> Array:
             example, head, iq, ik = sums.visited(place, index)
             named = {
-                name: HeadOf(ref, static, example, head) if len(ref.shape) > 1 else ref
+                name: HeadOf(ref, static, example, head, static.tokens_first and name in OF_TOKENS)
+                if len(ref.shape) > 1
+                else ref
                 for name, ref in given.items()
             }
             low, high = (named["bounds"][iq, jnp.int32(i)] for i in (0, 3))

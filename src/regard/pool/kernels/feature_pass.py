@@ -140,6 +140,7 @@ class FeaturePass(KernelDerivatives):
             static, arrays, mask = self.prepared(operands, allowed, seed, "forward")
             bounds = mask.bounds(static.tile, static.T, static.S)
             out, stats = forward(static, arrays | {"bounds": bounds})
+            out = _swapped(static, out)
         T, V = self.axes.T, self.axes.V
         return out[:, :, :T, :V], jax.tree.map(lambda stat: stat[:, :, :T], stats)
 
@@ -150,7 +151,8 @@ class FeaturePass(KernelDerivatives):
         seed: Array | Draw | None,
         kernel: str,
     ) -> tuple[KernelPlan, dict[str, Array], KernelMask]:
-        """What a Triton-lowered kernel of the forward pass takes, without bounds.
+        """What a Triton-lowered kernel of the forward pass takes, without bounds; in the caller's
+        layout where rows are features.
 
         Args:
             kernel: whose block shapes, as in block_shapes.py.
@@ -159,7 +161,9 @@ class FeaturePass(KernelDerivatives):
         rows = operands.expansion, operands.query, operands.key
         phi, psi = self._features(self._forward_dtype(operands), sizes, *rows)
         mask = pad_mask(allowed, self.axes, static.T, static.S)
-        return static, self._arrays(static, phi, psi, operands, mask, seed), mask
+        static = replace(static, tokens_first=operands.expansion is None)
+        arrays = self._arrays(static, phi, psi, operands, mask, seed)
+        return static, _as_kernels_read(static, arrays), mask
 
     def _forward_dtype(self, operands: FeatureOperands) -> Any:
         if operands.expansion is not None and self.dtype == jnp.bfloat16:
@@ -187,7 +191,7 @@ class FeaturePass(KernelDerivatives):
         mask = pad_mask(allowed, self.axes, static.T, static.S)
         arrays = self._arrays(static, *features, operands, mask, seed)
         arrays |= pad_results(static, results, operands.value.dtype)
-        arrays = with_delta(static, arrays, mask)
+        arrays = _as_kernels_read(static, with_delta(static, arrays, mask))
         if narrow is not None:
             found = self._backward_narrow(static, arrays, mask, narrow)
         else:
@@ -223,7 +227,7 @@ class FeaturePass(KernelDerivatives):
         blocks = self.forced or BIAS_BLOCKS[8 * jnp.dtype(self.dtype).itemsize]
         size = math.gcd(blocks.queries, blocks.keys, static.T, static.S)
         blocks = replace(blocks, queries=size, keys=size)
-        static = replace(static, blocks=blocks, tokens_first=False)
+        static = replace(static, blocks=blocks)
         arrays = arrays | {"bounds": mask.bounds(static.tile, static.T, static.S)}
         if bias is not None:
             found = bias_gradient(static, arrays, arrays["bias"].shape)
@@ -292,13 +296,7 @@ class FeaturePass(KernelDerivatives):
     ) -> Cotangents:
         """As `_backward_wide`."""
 
-        def callers(array: Array) -> Array:
-            """A pair of transposes that XLA cancels, as in `_on_hopper`."""
-            return array.swapaxes(1, 2) if static.tokens_first else array
-
-        arrays = {
-            name: callers(array) if name in OF_TOKENS else array for name, array in arrays.items()
-        }
+        callers = functools.partial(_swapped, static)
         found = backward_narrow(static, arrays, mask, blocks, self.dtype)
         d_bias = found.key_bias
         return Cotangents(
@@ -451,6 +449,20 @@ class FeaturePass(KernelDerivatives):
             sizes = (self.axes.T, self.axes.S), (static.T, S)
             arrays["distance_bias"] = cast(Array, pad_distances(numbers, *sizes))
         return arrays | pad_dropout(seed, self.axes, static.T, static.S)
+
+
+def _swapped(static: KernelPlan, array: Array) -> Array:
+    """[B, N, T, ...] in the layout of the kernel's arrays, or back: where that is the caller's, a
+    pair of transposes that XLA cancels, as in `_on_hopper`.
+    """
+    return array.swapaxes(1, 2) if static.tokens_first else array
+
+
+def _as_kernels_read(static: KernelPlan, arrays: dict[str, Array]) -> dict[str, Array]:
+    return {
+        name: _swapped(static, array) if name in OF_TOKENS else array
+        for name, array in arrays.items()
+    }
 
 
 def _cut(found: Array | None, size: int, like: Array | None) -> Array | None:

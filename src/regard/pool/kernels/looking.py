@@ -73,10 +73,6 @@ class Look:
         """
         (features, sink), T, S = operands, self.axes.T, self.axes.S
         static, arrays, mask = self.features.prepared(features, allowed, None, "looking")
-        if features.expansion is None:
-            # The caller's layout: a pair of transposes that XLA cancels, as for hopper.py.
-            static = replace(static, tokens_first=True)
-            arrays |= {name: arrays[name].swapaxes(1, 2) for name in ("query", "key", "value")}
         arrays["bounds"] = mask.bounds(static.tile, static.T, static.S)
         value = arrays.pop("value")
         if self.picture is None:

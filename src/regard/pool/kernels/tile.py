@@ -96,7 +96,7 @@ class KernelPlan:
             one after: entries up to the one and from the other on; 0 and NO_ENTRY for no line. None
             where it is not known.
         tokens_first: query, key, value and d_out are [B, T, N, ...], the caller's layout, and so
-            are results of rank 4; backward_narrow.py alone.
+            are results of rank 4.
         page: tokens of a page, where keys and values are read through a page table; decode.py
             alone.
     """

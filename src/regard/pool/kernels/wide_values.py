@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.mask import Allowed
+from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
 
 WIDEST = 256  # columns of values that a kernel pools at a time
@@ -59,7 +60,7 @@ class WideValues:
         found = [replace(part, value=None) for part in found]
 
         def total(*parts: Array) -> Array:
-            wide = jnp.promote_types(parts[0].dtype, jnp.float32)
+            wide = accumulation_dtype(parts[0].dtype)
             added = functools.reduce(jnp.add, (part.astype(wide) for part in parts))
             return added.astype(parts[0].dtype)
 
