@@ -102,7 +102,7 @@ def calls() -> dict[str, Call]:
     found["by distance float32 64"] = attention(
         4, 4096, 4096, 16, 16, 64, 64, "float32", score=score
     )
-    found["plain 64"] = attention(4, 4096, 4096, 16, 16, 64, 64, softcap=30.0)
+    found["soft cap 64"] = attention(4, 4096, 4096, 16, 16, 64, 64, softcap=30.0)
     for D in (64, 128):
         for regime in (regard.Sparsemax(), regard.Hard(True), regard.Kernel(jax.nn.softplus)):
             name = f"{type(regime).__name__.lower()} {D}"
