@@ -14,8 +14,10 @@ os.environ.setdefault("KERAS_BACKEND", "jax")  # before anything imports Keras
 # now, with jaxtyping's plugin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Of a GPU's memory, what a worker of -n takes: by itself each would take three quarters.
-workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
-os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", f"{0.75 / workers:.3f}")
+os.environ.setdefault(
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    f"{0.75 / int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', 1)):.3f}",
+)
 
 import hypothesis
 import jax
