@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
+from jax.sharding import AbstractDevice, AbstractMesh
 
 from regard import Dot, Softmax, placement
 from regard.attend import _pool
@@ -45,6 +46,18 @@ def on_hopper():
             yield
         finally:
             cudnn._refusal_of_jax.cache_clear()
+
+
+def absent_gpus(count=1, *types, axis="x"):
+    """A mesh of GPUs that are not here: from JAX 0.12 on, kernels are lowered for a given one."""
+    card = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
+    return AbstractMesh((count,), (axis,), types or None, abstract_device=card)
+
+
+def lowered(function, *arrays):
+    """The text of a program for a GPU that is not here."""
+    with jax.sharding.use_abstract_mesh(absent_gpus()):
+        return jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
 
 
 @contextlib.contextmanager

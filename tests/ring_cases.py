@@ -7,11 +7,11 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import regard
-from absent_gpu import on_hopper
+from absent_gpu import absent_gpus, on_hopper
 from regard.pool import ring_shares
 from regard.pool.kernels.feature_tiles import FeatureTiles
 from regard.pool.layout import tiling
@@ -144,8 +144,7 @@ def by_kernels(name, mesh, batch):
 
 def lowered():
     """Each step of the ring is a kernel in the program for GPUs that are not here."""
-    card = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
-    mesh = AbstractMesh((8,), ("seq",), (AxisType.Auto,), abstract_device=card)
+    mesh = absent_gpus(8, AxisType.Auto, axis="seq")
     x = jax.ShapeDtypeStruct((1, 8 * 2048, 2, 64), jnp.bfloat16)
 
     def loss(*arrays):

@@ -12,7 +12,7 @@ import pytest
 
 import oracle
 import regard
-from absent_gpu import on_hopper
+from absent_gpu import lowered, on_hopper
 from cases import Case, Sizes, interpreted_kernels
 from contract import (
     breaking_one_value_shows,
@@ -266,6 +266,6 @@ def test_programs_are_lowered_for_a_gpu_that_is_not_here(score, backward, monkey
     function = jax.grad(pool, argnums=(0, 1, 2)) if backward else pool
     with jax.numpy_dtype_promotion("standard"):
         _pool.clear_cache()
-        text = jax.jit(function).trace(*shapes()).lower(lowering_platforms=("cuda",)).as_text()
+        text = lowered(function, *shapes())
     _pool.clear_cache()
     assert text.count("@__gpu$xla.gpu.triton") == 1 + backward

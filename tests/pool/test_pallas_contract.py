@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 import cases
 import oracle
 import regard
+from absent_gpu import absent_gpus
 from cases import MASKS, Case, ScoreRow, Sizes, interpreted_kernels, tiered
 from contract import (
     breaking_one_value_shows,
@@ -642,11 +643,6 @@ def test_eager_equals_jitted():
 # What a GPU that is not here would be given: lowered, with 64 bits on, not compiled.
 
 AMPERE = Device("gpu", (8, 0))
-
-
-def absent_gpus(count, *types):
-    card = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
-    return AbstractMesh((count,), ("x",), types or None, abstract_device=card)
 
 
 def lowered(function, arguments, device, mesh):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
-from jax.sharding import AbstractDevice, AbstractMesh
 
+from absent_gpu import lowered
 from regard.pool.kernels.tanh_backward import d_projected
 from regard.pool.kernels.tanh_operands import BOUND, SHIFT, TWO_LOG2_E, TanhArrays, tanh_operands
 from regard.pool.kernels.tanh_tile import Float32, TanhScore
@@ -189,13 +189,6 @@ def test_pull_of_nothing(q, S):
     found = pulled(*single(draw(2, q, S), draw(2, q, 4), draw(2, S, 4), draw(4)))
     for array, shape in zip(found, [(2, q, 4), (2, S, 4), (2, 4)], strict=True):
         np.testing.assert_array_equal(array, np.zeros(shape, np.float32))
-
-
-def lowered(function, *arrays):
-    """The program for an H200 that is not here."""
-    device = AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
-    with jax.sharding.use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
-        return jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
 
 
 def absent(*shape, dtype=jnp.float32):

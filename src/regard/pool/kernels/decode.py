@@ -277,9 +277,10 @@ def decode_forward(
         out, top, total = lax.fori_loop(*share_of(part, parts, first, last), visit, carry)
         is_stored = jnp.arange(static.T, dtype=jnp.int32) < rows_stored
         where = (is_stored[:, None], is_stored) if rows_stored < static.T else (None, None)
-        plt.store(out_ref.at[part, rows, value_columns], out, mask=where[0])
-        plt.store(stats_ref.at[jnp.int32(0), part, rows], top, mask=where[1])
-        plt.store(stats_ref.at[jnp.int32(1), part, rows], total, mask=where[1])
+        at = _first(static.T, part)
+        plt.store(out_ref.at[part, at, value_columns], out, mask=where[0])
+        plt.store(stats_ref.at[jnp.int32(0), part, at], top, mask=where[1])
+        plt.store(stats_ref.at[jnp.int32(1), part, at], total, mask=where[1])
 
     float32 = jnp.dtype(jnp.float32)
     results: list[tuple[tuple[int, ...], Any]]
@@ -424,6 +425,14 @@ def _visible(
     return seen & (pairs.astype(jnp.int32).max(axis=0) > 0), seen[None, :] & pairs
 
 
+def _first(size: int, traced: Array) -> Any:
+    """The first places of an axis that may have fewer: a load or store masks those past its end.
+
+    JAX 0.12 refuses such a slice where its start is a number, not a traced index: 0 times one.
+    """
+    return pl.ds(traced * 0, size)
+
+
 def _in_pages(page: int, named: dict[str, Any], keys: Any, seen: Array) -> Array:
     """Where the keys of a block lie among those of the pool, int32 [keys]."""
     index = keys.start + jnp.arange(keys.size, dtype=jnp.int32)
@@ -451,11 +460,11 @@ def _load(
     mask = jnp.broadcast_to(seen[:, None], (seen.shape[0], width))
     if there < width:
         mask = mask & (jnp.arange(width, dtype=jnp.int32) < there)[None, :]
-    columns_at: Any = pl.ds(0, width)
-    if isinstance(at, Array):  # as interpret mode knows it: two arrays of indices, or two slices
-        column = jnp.arange(width, dtype=jnp.int32)
-        at, columns_at = (jnp.broadcast_to(i, mask.shape) for i in (at[:, None], column[None, :]))
-    return plt.load(named[name].at[at, columns_at], mask=mask, other=0.0)
+    if not isinstance(at, Array):
+        return plt.load(named[name].at[at, _first(width, at.start)], mask=mask, other=0.0)
+    column = jnp.arange(width, dtype=jnp.int32)  # interpret mode: two arrays of indices
+    both = (jnp.broadcast_to(i, mask.shape) for i in (at[:, None], column[None, :]))
+    return plt.load(named[name].at[tuple(both)], mask=mask, other=0.0)
 
 
 def _store(static: KernelPlan, ref: Any, keys: Any, S: int, columns: int, tile: Array) -> None:
@@ -467,4 +476,4 @@ def _store(static: KernelPlan, ref: Any, keys: Any, S: int, columns: int, tile: 
     if columns < width:
         there = jnp.broadcast_to((jnp.arange(width, dtype=jnp.int32) < columns)[None], tile.shape)
         mask = there if mask is None else mask & there
-    plt.store(ref.at[keys, pl.ds(0, width)], tile.astype(ref.dtype), mask=mask)
+    plt.store(ref.at[keys, _first(width, keys.start)], tile.astype(ref.dtype), mask=mask)
