@@ -13,11 +13,8 @@ os.environ.setdefault("KERAS_BACKEND", "jax")  # before anything imports Keras
 # Fits of 24 columns: threads only wait. For the workers of -n; a plain pytest has loaded NumPy by
 # now, with jaxtyping's plugin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Of a GPU's memory, what a worker of -n takes: by itself each would take three quarters.
-os.environ.setdefault(
-    "XLA_PYTHON_CLIENT_MEM_FRACTION",
-    f"{0.75 / int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', 1)):.3f}",
-)
+# On a GPU, each worker of -n takes the memory that it needs, and not three quarters of all.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import hypothesis
 import jax
