@@ -97,7 +97,7 @@ def test_additive_float32_takes_the_exact_kernel(tolerance):
     score = regard.Additive(kernel, kernel, kernel[0], tolerance=tolerance)
     said = regard.explain(X, X, X, score=score)
     assert said.startswith("pallas runs: exact tanh in registers")
-    half = jax.ShapeDtypeStruct((1, 2048, 64), jnp.bfloat16)
+    half = jax.ShapeDtypeStruct((1, 4096, 64), jnp.bfloat16)
     score = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), score)
     assert "exact tanh" not in regard.explain(half, half, half, score=score)
 
