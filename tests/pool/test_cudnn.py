@@ -451,3 +451,15 @@ def test_vmap_over_any_of_the_arrays(shared):
         found = calls(lowered(function, *arrays))
         assert [target for target, _ in found] == ["fmhaSoftmax", "fmhaSoftmaxBackward"]
         assert all(operands[0] == "6x256x4x64xbf16" for _, operands in found)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_second_derivatives_make_no_array_of_all_pairs():
+    """The first derivative is still cuDNN's; the second one's tiles are smaller than T×S."""
+
+    def products(*args):
+        return jax.jvp(gradients, args, args)
+
+    text = lowered(products, *shapes(T=4096, S=4096))
+    assert {target for target, _ in calls(text)} == {"fmhaSoftmax", "fmhaSoftmaxBackward"}
+    assert "4096x4096" not in text

@@ -194,6 +194,61 @@ def test_a_scale_that_is_not_positive(engine, scale):
     assert_equals_reference(engine, attend, tensors(40, 72), score=regard.Dot(scale))
 
 
+ORDERS = {
+    "jvp": lambda loss, x, d: jax.jvp(loss, (x,), (d,))[1],
+    "forward over reverse": lambda loss, x, d: jax.jvp(jax.grad(loss), (x,), (d,))[1],
+    "reverse over reverse": lambda loss, x, d: jax.grad(
+        lambda x: sum(map(jnp.vdot, jax.tree.leaves(jax.grad(loss)(x)), jax.tree.leaves(d)))
+    )(x),
+    "linearize": lambda loss, x, d: jax.linearize(jax.grad(loss), x)[1](d),
+}
+
+
+def derivative(order, attend, arrays, directions, options):
+    """Of a nonlinear function of the output, with respect to 16-bit arrays read in float32."""
+
+    def loss(arrays):
+        out = attend(*arrays["tensors"], bias=arrays.get("bias"), **options)
+        return jnp.sin(out.astype(jnp.float32)).sum()
+
+    return ORDERS[order](loss, arrays, directions)
+
+
+@both
+@pytest.mark.parametrize(
+    ("order", "name"),
+    [
+        ("jvp", "lengths"),
+        ("forward over reverse", "lengths"),
+        ("forward over reverse", "bias"),
+        ("reverse over reverse", "causal"),
+        ("linearize", "learned scale"),
+    ],
+)
+def test_derivatives_of_every_order(engine, order, name):
+    """cuDNN's call has a first derivative in reverse mode only; the others are those of tiles."""
+    query, key, value, direction = tensors(40, 72)
+    arrays, options = dict(tensors=[query, key, value]), {}
+    if name == "lengths":
+        options = dict(valid_lens=jnp.array([0, 60]))
+    elif name == "causal":
+        options = dict(mask=regard.Mask.causal("start"))
+    elif name == "learned scale":
+        options = dict(score=regard.Dot(jnp.float32(0.2)))
+    else:
+        arrays["tensors"] = [query, query * query, query + 1]
+        arrays["bias"] = jnp.sin(jnp.arange(4 * 40 * 40.0)).reshape(1, 4, 40, 40).astype("bfloat16")
+    directions = jax.tree.map(jnp.cos, arrays)
+    directions["tensors"][0] = direction
+    got = run(engine, lambda x, d: derivative(order, attend, x, d, options), arrays, directions)
+    reference = functools.partial(regard.attend, implementation="reference")
+    expected = jax.jit(lambda x, d: derivative(order, reference, x, d, options))(
+        *jax.tree.map(lambda x: x.astype(jnp.float32), (arrays, directions))
+    )
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert_close(one, other, 4 * float(jnp.finfo(jnp.bfloat16).eps), order)
+
+
 @both
 @pytest.mark.parametrize(("T", "S"), [(1, 128), (64, 192), (100, 1000), (128, 256)])
 def test_far_below_zero(engine, T, S):

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import metadata
 from typing import Any, NamedTuple, cast
 
@@ -17,10 +18,12 @@ from jax import Array
 
 from regard.mask import Allowed, LengthsAndBand, MaskFacts
 from regard.normalize import Softmax
-from regard.placement import Device, vary_as
+from regard.placement import Device, current_platform, vary_as
 from regard.pool.backend import Backend, Problem, Request, zero_for_gradient
-from regard.pool.score_plan import ScorePlan
-from regard.score.contract import Lift, repeat_heads
+from regard.pool.blockwise import TiledPass
+from regard.pool.score_plan import Passes, ScorePlan, pool_by
+from regard.pool.xla_tiles import Operands
+from regard.score.contract import Lift, accumulation_dtype, repeat_heads
 from regard.shapes import Axes
 
 # Unless it is given lengths, cuDNN's backward pass leaves the rest of a ragged tile unmasked, and
@@ -46,21 +49,27 @@ class MaskArguments(NamedTuple):
     key_value_seq_lengths: Array | None = None  # int32, [B]
 
 
+Tensors = tuple[Any, Any, Any, Array | None]  # query, key, value, bias
+Lengths = tuple[Array | None, Array | None]  # of queries and of keys, int32 [B]
+
+
 class Settings(NamedTuple):
     """What the call of cuDNN depends on besides the arrays.
 
     Attributes:
         scale: a number that the score only multiplies by: the kernel multiplies, and there is no
             pass over the queries. None: the score's own lift.
-        ignores_padding: as `ignores_padding` found it.
+        ignores_padding: as `ignores_padding` found it, and no lift mixes padding into rows.
+        device: of the call.
     """
 
     scale: float | None
     ignores_padding: bool
+    device: Device
 
 
 class CuDNN(Backend):
-    """cuDNN's fused attention; first derivatives only, by JAX's own rule."""
+    """cuDNN's fused attention; its derivatives past the first are those of tiles in plain XLA."""
 
     name = "cudnn"
 
@@ -77,109 +86,164 @@ class CuDNN(Backend):
 
     def settings(self, request: Request) -> Settings:
         scale = request.score.static_scale(request.axes.query_width)
-        return Settings(scale, ignores_padding(request.device))
+        ignores = scale is not None and ignores_padding(request.device)  # a lift may mix rows
+        return Settings(scale, ignores, request.device)
 
     def pool(self, problem: Problem, settings: Settings) -> tuple[Array, Array]:
-        scale = settings.scale
-        if scale is None or not settings.ignores_padding:  # a lift may mix rows, padding too
-            return _call(problem.zeroed(), scale)
-        forward_only = functools.partial(_call_forward_only, scale=scale)
-        differentiable = functools.partial(_call_differentiable, scale=scale)
+        forward_only = functools.partial(_pool_forward_only, settings=settings)
+        differentiable = functools.partial(_pool_differentiable, settings=settings)
         return zero_for_gradient(forward_only, differentiable, problem)
 
 
-def _call_forward_only(problem: Problem, scale: float) -> tuple[Array, Array]:
-    return _call(problem.with_zeroed_values(), scale, raw_queries=True)
+def _pool_forward_only(problem: Problem, settings: Settings) -> tuple[Array, Array]:
+    ignores = settings.ignores_padding
+    one, operands = _fused(problem.with_zeroed_values() if ignores else problem.zeroed(), settings)
+    return one.pool(operands, problem.allowed), jnp.array(True)
 
 
-def _call_differentiable(problem: Problem, scale: float) -> tuple[Array, Array]:
+def _pool_differentiable(problem: Problem, settings: Settings) -> tuple[Array, Array]:
     """The backward pass multiplies d scores of 0 by keys, and d out by values."""
-    return _call(problem.with_keys_and_values_zeroed_forward(), scale, raw_queries=True)
+    ignores = settings.ignores_padding
+    problem = problem.with_keys_and_values_zeroed_forward() if ignores else problem.zeroed()
+    one, operands = _fused(problem, settings)
+    static = Passes((one,), settings.device, problem.out_dtype, branch=False, sharded=False)
+    return pool_by(static, (operands,), problem.allowed, None, None), jnp.array(True)
 
 
-def _call(problem: Problem, scale: float | None, raw_queries: bool = False) -> tuple[Array, Array]:
+def _fused(problem: Problem, settings: Settings) -> tuple["FusedPass", Tensors]:
+    """The pass, and its operands."""
     query, key, value = problem.query, problem.key, cast(Array, problem.value)
-    if scale is None:
+    if settings.scale is None:
         query, key = _features(problem)
     value = repeat_heads(value, key)
-    mask = mask_arguments(problem.allowed, problem.axes, raw_queries)
-    lengths = (mask.query_seq_lengths, mask.key_value_seq_lengths)
-    pool = functools.partial(
-        _dot_product_attention,
-        is_causal=mask.is_causal,
-        local_window_size=mask.local_window_size,
-        scale=1.0 if scale is None else scale,
-    )
-    if problem.bias is not None:
-        given = (query, key, value, problem.bias, *lengths)
-        out = _pool_biased(pool, *vary_as(given, given))
-        return out.swapaxes(1, 2), jnp.array(True)
-    operands = (query, key, value, *lengths)
-    operands = _mapped_together(vary_as(operands, operands))
-    # The caller's layout, (B, T, N, D): a pair of transposes that XLA cancels.
-    query, key, value = (_even(array.swapaxes(1, 2)) for array in operands[:3])
-    out = pool(query, key, value, None, *operands[3:])
-    out = _pulled_back_with(out, query)[:, : problem.axes.T]
-    return out.swapaxes(1, 2), jnp.array(True)
+    axes = replace(problem.axes, K=key.shape[1])
+    scale = 1.0 if settings.scale is None else settings.scale
+    return FusedPass(axes, scale, settings.ignores_padding), (query, key, value, problem.bias)
 
 
-def _dot_product_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    bias: Array | None,
-    query_lengths: Array | None,
-    key_lengths: Array | None,
-    **options: Any,
-) -> Array:
-    return jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        bias,
-        query_seq_lengths=query_lengths,
-        key_value_seq_lengths=key_lengths,
-        implementation="cudnn",
-        **options,
-    )
+class FusedPass(NamedTuple):
+    """One call of cuDNN forward, one backward; static.
 
+    Operands are query [B, N, T, D], key and value [B, K, S, D], and the bias or None. The stats of
+    the forward pass are what JAX's own derivative rule of the call keeps for the backward pass.
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _pool_biased(pool: Callable[..., Array], *operands: Array | None) -> Array:
-    """[B, T, N, V]. Under vmap one call after the other: cuDNN sums the gradient of a bias over all
-    examples of a call.
+    Attributes:
+        scale: the kernel multiplies by it.
+        raw_queries: as in `mask_arguments`.
     """
 
-    def one(*operands: Array | None) -> Array:
-        return pool(*_callers(operands))
+    axes: Axes
+    scale: float
+    raw_queries: bool
 
-    return jax.custom_batching.sequential_vmap(one)(*operands)
+    def pool(self, operands: Tensors, allowed: Allowed) -> Array:
+        """The output, [B, N, T, V], without what a backward pass needs."""
+        call, inputs = self._call(operands, allowed)
+        return cast(Array, _together(call, *inputs))
+
+    def forward(
+        self, operands: Tensors, allowed: Allowed, seed: Any, active: Array | None
+    ) -> tuple[Array, list[Array]]:
+        call, inputs = self._call(operands, allowed)
+
+        def with_stats(operands: Tensors, lengths: Lengths) -> tuple[Array, list[Array]]:
+            out, pull = jax.vjp(lambda operands: call(operands, lengths), operands)
+            return out, jax.tree.leaves(pull)
+
+        return cast(Any, _together(with_stats, *inputs))
+
+    def backward(
+        self, operands: Tensors, allowed: Allowed, seed: Any, active: Array | None, results: Any
+    ) -> Tensors:
+        d_out, _, stats = results
+        call, inputs = self._call(operands, allowed)
+
+        def transposed(operands: Tensors, lengths: Lengths) -> Callable:
+            return jax.vjp(lambda operands: call(operands, lengths), operands)[1]
+
+        structure = jax.tree.structure(jax.eval_shape(transposed, *inputs))
+
+        def pull(stats: list[Array], d_out: Array) -> Tensors:
+            return cast(Tensors, jax.tree.unflatten(structure, stats)(d_out)[0])
+
+        if operands[3] is not None:
+            pull = jax.custom_batching.sequential_vmap(pull)
+        return pull(stats, d_out)
+
+    def smooth(
+        self, operands: Tensors, allowed: Allowed, seed: Any, stats: Any
+    ) -> tuple[Array, None]:
+        query, key, value, bias = operands
+        scaled = query.astype(accumulation_dtype(query.dtype)) * self.scale
+        tiles = Operands(None, None, (scaled, None), (key, None), value, bias)
+        tiled = TiledPass(
+            self.axes,
+            Softmax(),
+            dropout_rate=0.0,
+            compute=query.dtype,
+            width=1,
+            lifted=True,
+            wide_features=False,
+            sizes=None,
+            platform=current_platform(),
+        )
+        constant = jax.tree.map(jax.lax.stop_gradient, tiles)
+        stats = tiled.forward(constant, allowed, None, None)[1]
+        return tiled.smooth(tiles, allowed, None, stats)[0], None
+
+    def _call(self, operands: Tensors, allowed: Allowed) -> tuple[Callable, Any]:
+        """call(operands, lengths) -> [B, N, T, V], and these two."""
+        mask = mask_arguments(allowed, self.axes, self.raw_queries)
+
+        def call(operands: Tensors, lengths: Lengths) -> Array:
+            # The caller's layout, (B, T, N, D): a pair of transposes that XLA cancels.
+            query, key, value = (array.swapaxes(1, 2) for array in operands[:3])
+            if operands[3] is None:
+                query, key, value = _even(query), _even(key), _even(value)
+            out = jax.nn.dot_product_attention(
+                query,
+                key,
+                value,
+                operands[3],
+                is_causal=mask.is_causal,
+                local_window_size=mask.local_window_size,
+                query_seq_lengths=lengths[0],
+                key_value_seq_lengths=lengths[1],
+                scale=self.scale,
+                implementation="cudnn",
+            )
+            return out[:, : self.axes.T].swapaxes(1, 2)
+
+        inputs = operands, (mask.query_seq_lengths, mask.key_value_seq_lengths)
+        return call, vary_as(inputs, inputs)
+
+    def log_sum(self, stats: Any) -> Array:
+        raise NotImplementedError("cudnn refuses calls that need the log-sum-exp")
 
 
-def _callers(operands: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
-    """Query, key and value [B, N, T, D] in the caller's layout, as in `_call`."""
-    return (*(cast(Array, x).swapaxes(1, 2) for x in operands[:3]), *operands[3:])
+def _together(call: Callable, operands: Tensors, lengths: Lengths) -> Any:
+    """call(operands, lengths). Before JAX 0.11.2, cuDNN's call is mapped by vmap only where all of
+    its arrays are; with a bias, whose gradient cuDNN sums over all examples of a call, it is one
+    call after the other.
+    """
+    if operands[3] is not None:
+        return jax.custom_batching.sequential_vmap(call)(operands, lengths)
+    return call(*_all_mapped((operands, lengths)))
 
 
-def _biased_forward(
-    pool: Callable[..., Array], *operands: Array | None
-) -> tuple[Array, tuple[Any, Any]]:
-    def one(*operands: Any) -> Any:
-        return jax.vjp(lambda *tensors: pool(*_callers((*tensors, *operands[4:]))), *operands[:4])
-
-    out, pull = jax.custom_batching.sequential_vmap(one)(*operands)
-    return out, (pull, operands[4:])
+@jax.custom_batching.custom_vmap
+def _all_mapped(arrays: Any) -> Any:
+    """The arrays; under vmap, all of them mapped if one of them is."""
+    return arrays
 
 
-def _biased_backward(
-    pool: Callable[..., Array], residuals: tuple[Any, Any], d_out: Array
-) -> tuple[Any, ...]:
-    pull, lengths = residuals
-    found = jax.custom_batching.sequential_vmap(lambda pull, d_out: pull(d_out))(pull, d_out)
-    return (*found, *(None for _ in lengths))
+@_all_mapped.def_vmap
+def _map_all(size: int, mapped: list, arrays: Any) -> tuple[Any, Any]:
+    def widen(array: Array, is_mapped: bool) -> Array:
+        return array if is_mapped else jnp.broadcast_to(array, (size, *array.shape))
 
-
-_pool_biased.defvjp(_biased_forward, _biased_backward)
+    arrays = jax.tree.map(widen, arrays, mapped[0])
+    return _all_mapped(arrays), jax.tree.map(lambda _: True, arrays)
 
 
 def _even(rows: Array) -> Array:
@@ -379,43 +443,3 @@ def _dtypes(request: Request) -> str:
 
 def _dotted(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
-
-
-# ---------------------------------------------------------------------------------------------
-# vmap: before JAX 0.11.2, cuDNN's call is mapped only where all of its arrays are, forward and
-# backward. The next two functions ensure that; without a vmap they are the identity.
-
-
-@jax.custom_batching.custom_vmap
-def _all_mapped(arrays: Any) -> Any:
-    return arrays
-
-
-@_all_mapped.def_vmap
-def _map_all(size: int, mapped: list, arrays: Any) -> tuple[Any, Any]:
-    def widen(array: Array, is_mapped: bool) -> Array:
-        return array if is_mapped else jnp.broadcast_to(array, (size, *array.shape))
-
-    arrays = jax.tree.map(widen, arrays, mapped[0])
-    return _all_mapped(arrays), jax.tree.map(lambda _: True, arrays)
-
-
-@jax.custom_vjp
-def _mapped_together(arrays: Any) -> Any:
-    """The arrays; under vmap, all of them mapped if one of them is."""
-    return _all_mapped(arrays)
-
-
-_mapped_together.defvjp(lambda arrays: (_all_mapped(arrays), None), lambda _, back: (back,))
-
-
-@jax.custom_vjp
-def _pulled_back_with(out: Array, like: Array) -> Array:
-    """`out`; under vmap, its cotangent is mapped if `like` is."""
-    return out
-
-
-_pulled_back_with.defvjp(
-    lambda out, like: (out, like),
-    lambda like, back: (_all_mapped((back, like))[0], None),
-)
