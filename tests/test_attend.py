@@ -1,5 +1,6 @@
 """The verb itself: looking does not touch, the choice of implementation, and explain."""
 
+import dataclasses
 import functools
 
 import jax
@@ -249,6 +250,44 @@ def test_a_score_without_attributes_needs_no_registration():
     for implementation in ("reference", "blockwise"):
         out = regard.attend(x, x, x, score=Plain(), implementation=implementation)
         np.testing.assert_allclose(out, expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("attend", ["at once", "from a memory"])
+def test_a_score_without_attributes_needs_no_registration_inside_another(attend):
+    class Inner(Plain):
+        pass
+
+    x, score = jax.random.normal(jax.random.key(0), (2, 6, 4), jnp.float32), regard.Rotary(Inner())
+    if attend == "at once":
+        found = regard.attend(x, x, x, score=score)
+    else:
+        found = regard.attend(x, regard.Memory.of(x, x, score=score))
+    expected = regard.attend(x, x, x, score=regard.Rotary(regard.Dot(2.0)))
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+
+
+def test_an_attribute_set_after_the_first_call_is_not_lost():
+    class Scaled(regard.Score):
+        rate = 2.0
+
+        def scores(self, query, key):
+            return self.rate * jnp.einsum("...td,...sd->...ts", query, key)
+
+    x, score = jnp.ones((2, 6, 4), jnp.float32), Scaled()
+    regard.attend(x, x, x, score=score)
+    score.rate = 3.0
+    with pytest.raises(TypeError, match=r"must be a pytree.* Got Scaled with rate"):
+        regard.attend(x, x, x, score=score)
+
+
+def test_a_score_with_unregistered_slots_says_what_to_write():
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Slots(regard.Score):
+        rate: float = 2.0
+
+    x = jnp.ones((2, 6, 4), jnp.float32)
+    with pytest.raises(TypeError, match=r"must be a pytree.* Got Slots with rate"):
+        regard.attend(x, x, x, score=Slots())
 
 
 def test_a_score_with_unregistered_parameters_says_what_to_write():

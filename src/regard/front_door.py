@@ -20,7 +20,7 @@ from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of
 from regard.pool.backend import BiasFacts, Pages, Problem, Request
 from regard.pool.sequence_axis import SequenceAxis
-from regard.score.contract import Score, promote, require_pytree
+from regard.score.contract import Score, promote, require_score
 from regard.score.dot import Dot
 from regard.score.positions import Placement, as_int32, default_positions
 from regard.shapes import Axes, as_array, check, shape_error
@@ -200,12 +200,7 @@ def positions(
 
 
 def _check_parts(score: Score, normalize: Normalizer, axes: Axes, query: Array, key: Array) -> None:
-    if not isinstance(score, Score):
-        raise TypeError(
-            "score must be a regard.Score: Dot(), Gaussian(), Bilinear(kernel), "
-            f"Additive(query_kernel, key_kernel, vector), or your own subclass. Got {score!r}."
-        )
-    require_pytree(score)
+    require_score(score)
     if not isinstance(normalize, Normalizer):
         raise TypeError(
             "normalize must be one of Softmax(), Sparsemax(), Kernel(f), Cone(f), Hard(), "

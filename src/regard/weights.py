@@ -16,7 +16,7 @@ from regard.normalize import Normalizer, Softmax
 from regard.placement import device_of, on_device
 from regard.pool.backend import Problem, Request
 from regard.pool.choose import choose
-from regard.score.contract import Score, accumulation_dtype, require_pytree
+from regard.score.contract import Score, accumulation_dtype, require_score
 from regard.shapes import check_scores
 
 
@@ -154,11 +154,8 @@ def explain(
     static_options = {name: options.pop(name) for name in static if name in options}
     static_options["return_lse"] = return_lse
     device = device_of(query, key, value)
-    if isinstance(options.get("score"), Score):
-        require_pytree(options["score"])
-
+    require_score(options.setdefault("score", DOT))
     value = cast(Any, key if isinstance(key, Memory) else value)
-    options.setdefault("score", DOT)
     if options["score"] is DOT:  # the very object: known from one that the caller gave
         static_options["score"] = options.pop("score")
 

@@ -261,6 +261,20 @@ class TestGivenPositions:
         wanted = regard.attend(query, key, value, score=score)
         np.testing.assert_allclose(out, wanted, atol=2e-6)
 
+    @pytest.mark.parametrize("implementation", ["reference", "blockwise"])
+    def test_a_mask_of_one_head_leaves_the_positions_of_the_others(self, implementation):
+        query, key, _ = arrays()
+        mask = jnp.asarray(np.random.default_rng(1).random((B, N, LENGTH, LENGTH)) < 0.15)
+        given = dict(query_positions=jnp.arange(LENGTH)[::-1], score=SCORES["table"])
+        wanted = regard.masked_softmax(regard.scores(query, key, **given), mask=mask)
+        options = dict(given, mask=mask, implementation=implementation)
+        found = regard.attend(query, key, key, return_weights=True, **options)[1]
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+        pooled = regard.attend(query, key, key, **options)
+        values = np.repeat(key, N // K, axis=2)
+        expected = np.einsum("bnts,bsnv->btnv", wanted, values)
+        np.testing.assert_allclose(pooled, expected, atol=2e-6)
+
     def test_every_look_at_the_weights_agrees(self):
         query, key, _ = arrays()
         given = dict(query_positions=jnp.arange(LENGTH)[::-1], score=SCORES["all"])

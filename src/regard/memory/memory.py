@@ -17,7 +17,7 @@ from jax import Array
 
 from regard.memory.slots import known, own, with_heads, write, write_pages, write_ring, zero_padding
 from regard.placement import Device, device_of, on_device
-from regard.score.contract import Score
+from regard.score.contract import Score, require_score
 from regard.score.dot import Dot
 
 
@@ -117,6 +117,8 @@ class Memory:
             max_len: slots in all, for `append`; None: S.
             window: keeps the last so many keys only; see `empty`.
         """
+        if score is not None:
+            require_score(score)
         key, value = jnp.asarray(key), jnp.asarray(value)
         if key.ndim != value.ndim or key.ndim not in (2, 3, 4):
             raise ValueError(
@@ -181,6 +183,8 @@ class Memory:
             rank: 2 for queries (T, Hq) and a batch of 1; None: 4 with key_heads, else 3.
             device: where keys will be prepared; None: JAX's default.
         """
+        if score is not None:
+            require_score(score)
         if window is not None and not 0 < window <= max_len:
             raise ValueError(
                 "window must be positive and at most max_len, the slots that there are. Got "

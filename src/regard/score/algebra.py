@@ -24,7 +24,7 @@ from regard.score.contract import (
     as_multiplied,
     over_heads,
     promote,
-    require_pytree,
+    require_score,
     with_heads,
 )
 from regard.score.gaussian import center_of
@@ -62,7 +62,7 @@ def added(first: Score, second: Score) -> Score:
             "score changes no weight. Fix: bias= for numbers per pair, or c * score."
         )
     for score in (first, second):
-        require_pytree(score)
+        require_score(score)
     return Sum(_terms(first) + _terms(second))
 
 
@@ -82,7 +82,7 @@ def multiplied(factor: Any, score: Score) -> Score:
             "a score is multiplied by a number, a scalar array or (N,), one number per head. Got "
             f"{got}. Fix: c * score; a product of two scores is your own regard.Score."
         )
-    require_pytree(score)
+    require_score(score)
     factor = float(factor) if isinstance(factor, int) else factor
     if isinstance(score, Scaled):
         return Scaled(factor * score.factor, score.score)

@@ -354,7 +354,7 @@ class AlibiAt(Score):
             numbers = self._of(distance.reshape(*(1,) * (slopes.ndim - 1), -1), slopes)
             return Lift(query[..., :0], key[..., :0], distance_bias=numbers)
         at, held = from_columns(query), from_columns(key)  # [..., N, T], [..., K, S]
-        last = over_shares("max", at[..., :1, :].max(-1, keepdims=True))
+        last = over_shares("max", at.max((-2, -1), keepdims=True))
         return Lift(
             query[..., :0],
             key[..., :0],

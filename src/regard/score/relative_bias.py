@@ -91,15 +91,11 @@ class RelativeBiasAt(Score):
 
     def scores(self, query: Array, key: Array) -> Array:
         table = self.table.astype(accumulation_dtype(query.dtype, self.table.dtype))
-        if table.ndim == 2:  # positions are those of every head
-            query, key = query[..., :1, :, :], key[..., :1, :, :]
+        # Each head reads its own columns: a mask of its own may have zeroed another head's.
         distance = from_columns(key)[..., None, :] - from_columns(query)[..., :, None]
         bucket = jnp.asarray(buckets(table.shape[-1], self.max_distance, self.bidirectional))
         furthest = bucket.shape[0] // 2
-        index = bucket[jnp.clip(distance, -furthest, furthest) + furthest]  # [..., 1?, T, S]
-        if table.ndim == 1:
-            return _look_up(table[None], index)[0]
-        return jnp.moveaxis(_look_up(table, index[..., 0, :, :]), 0, -3)
+        return _look_up(table, bucket[jnp.clip(distance, -furthest, furthest) + furthest])
 
     def lift(self, query: Array, key: Array, *, visible: Array | None = None) -> Lift | None:
         if not self.by_default:
@@ -108,7 +104,7 @@ class RelativeBiasAt(Score):
         table = table if table.ndim == 2 else table[None]  # [N|1, entries]
         if self.max_distance is not None:
             bucket = buckets(table.shape[-1], self.max_distance, self.bidirectional)
-            table = _look_up(table, jnp.asarray(bucket))
+            table = jax.vmap(_look_up, (0, None))(table, jnp.asarray(bucket))
         numbers = over_distances(table, query.shape[-2], key.shape[-2])
         numbers = numbers.reshape(*(1,) * (query.ndim - 3), *numbers.shape)
         bends = table.shape[-1] // 2
@@ -122,11 +118,15 @@ class RelativeBiasAt(Score):
 
 
 def _look_up(table: Array, index: Array) -> Array:
-    """[N, entries] and [...] -> [N, ...]; with a gradient that is the same in every run."""
+    """[entries] and [...], or one table per head, [N, entries] and [..., N, T, S], -> the index's
+    shape; with a gradient that is the same in every run.
+    """
     if current_platform(table) == "cpu":  # adds up in order
-        return table.at[:, index].get(mode="promise_in_bounds")
+        heads = (jnp.arange(table.shape[0])[:, None, None],) if table.ndim == 2 else ()
+        return table.at[(*heads, index)].get(mode="promise_in_bounds")
     hot = jax.nn.one_hot(index, table.shape[-1], dtype=table.dtype)
-    return jnp.einsum("...e,ne->n...", hot, table, precision=jax.lax.Precision.HIGHEST)
+    axes = "...ntse,ne->...nts" if table.ndim == 2 else "...e,e->..."
+    return jnp.einsum(axes, hot, table, precision=jax.lax.Precision.HIGHEST)
 
 
 def buckets(count: int, max_distance: int | None, bidirectional: bool) -> np.ndarray:
