@@ -1,5 +1,7 @@
 """Incremental decoding: a cache fed in chunks is the full causal pass, and its end is watched."""
 
+import re
+
 import flax.nnx
 import jax
 import jax.numpy as jnp
@@ -410,14 +412,15 @@ def test_overflow_under_jit_cannot_be_missed_and_loses_nothing():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ((3, 2, 1, 4), (3, 2, 1, 3), r"Got key \[3, 2, 1, 4\], wanted \[2, T, 1, 4\]"),
-        ((2, 2, 1, 4), (2, 2, 1, 4), r"Got value \[2, 2, 1, 4\], cache.value \[2, 5, 1, 3\]"),
-        ((2, 2, 1, 4), (2, 3, 1, 3), r"the same length. Got key \[2, 2, 1, 4\], value \[2, 3"),
+        ((3, 2, 1, 4), (3, 2, 1, 3), "key [3, 2, 1, 4], value [3, 2, 1, 3]"),
+        ((2, 2, 1, 4), (2, 2, 1, 4), "key [2, 2, 1, 4], value [2, 2, 1, 4]"),
+        ((2, 2, 1, 4), (2, 3, 1, 3), "key [2, 2, 1, 4], value [2, 3, 1, 3]"),
     ],
 )
 def test_a_chunk_of_other_sizes(key, value, message):
     cache = regard.Memory.empty(2, 5, key_heads=1, key_width=4, value_width=3)
-    with pytest.raises(ValueError, match=message):
+    wanted = "wanted key [2, T, 1, 4], value [2, T, 1, 3]"
+    with pytest.raises(ValueError, match=re.escape(f"Got {message}, {wanted}")):
         cache.append(jnp.zeros(key, jnp.float32), jnp.zeros(value, jnp.float32))
 
 
