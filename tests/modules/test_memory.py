@@ -272,9 +272,13 @@ def test_gradients_of_ragged_chunks_are_those_of_the_full_pass():
         jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), got, wanted)
 
 
-def test_padding_of_a_chunk_pools_to_the_output_bias():
+@pytest.mark.parametrize("window", [None, 3])
+def test_padding_of_a_chunk_pools_to_the_output_bias(window):
+    """Where a window has overwritten the first tokens, too."""
     built, x = build("nnx", module_of("dot")), text()
-    cache = built.module.init_cache(2, LENGTH)
+    cache = built.module.init_cache(2, LENGTH + 2, window=window)
+    for _ in range(0 if window is None else 2):
+        _, cache = built.call(built.params, x, cache=cache)
     out, weights, _ = built.call(
         built.params,
         x,

@@ -135,7 +135,7 @@ def _lost(memory: Memory, at: Array, by_align: ByAlign, mask: Mask) -> Array:
     """bool [B, T]: queries that would see a key that was overwritten or never written."""
     if memory.made.window is not None:
         oldest = jnp.maximum(memory.length - memory.max_len, 0)[:, None]
-        return oldest > jnp.maximum(at - memory.made.window + 1, 0)
+        return (oldest > jnp.maximum(at - memory.made.window + 1, 0)) & (at >= 0)
     room, over = memory.room(), memory.overflowed()[:, None]
     room = room[:, None] if isinstance(room, Array) else room
     for band in mask.bands:
