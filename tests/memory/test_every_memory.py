@@ -184,6 +184,17 @@ def test_masks_speak_of_positions(name, kind):
         np.testing.assert_allclose(got, expected[:, at], atol=2e-6)
 
 
+@pytest.mark.parametrize("lens", [None, [8, 3, 5]])
+def test_a_band_aligned_at_the_start_puts_the_first_query_there(lens):
+    _, query, key, value = drawn("dot")
+    lens = None if lens is None else jnp.asarray(lens)
+    memory = regard.Memory.of(key, value, valid_lens=lens)
+    window = regard.Mask.window(1, 1, align="start")
+    for mask in (regard.Mask.causal(align="start"), ~window, window | regard.Mask.lengths(1)):
+        expected = regard.attend(query[:, :3], key, value, mask=mask, valid_lens=lens)
+        np.testing.assert_allclose(regard.attend(query[:, :3], memory, mask=mask), expected, 2e-6)
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_segments_speak_of_positions(kind):
@@ -270,6 +281,11 @@ def test_another_score_is_refused():
         regard.attend(query, memory, key_positions=jnp.arange(LENGTH))
     with pytest.raises(ValueError, match=r"made for queries \(B, T, N, D\). Got query \[3, 8, 5\]"):
         regard.attend(query[:, :, 0], memory)
+    narrow = jnp.zeros((B, 1, N, 4), jnp.float32)
+    with pytest.raises(ValueError, match=r"kernel \[5, 6\].* query \[3, 1, 4, 4\], and a memory"):
+        regard.attend(narrow, memory)
+    with pytest.raises(ValueError, match=r"keys of this width: .* key width 4, score.query_kernel"):
+        regard.Memory.of(narrow, narrow, score=score)
     raw = regard.Memory.of(key, value, score=None)
     expected = regard.attend(query, key, value, score=score)
     np.testing.assert_allclose(regard.attend(query, raw, score=score), expected, atol=2e-6)

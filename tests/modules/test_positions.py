@@ -126,6 +126,15 @@ def test_cross_attention_takes_the_queries_positions(name):
         assert_close(built.call(built.params, x[:, t : t + 1], **given), full[:, t : t + 1], 2e-6)
 
 
+def test_a_cache_as_a_memory_lowers_keys_on_both_sides():
+    """Without a causal mask ALiBi is two-sided, in a cache too."""
+    built, x, at = build("nnx", module_of("alibi")), text(6), jnp.arange(1, 3)
+    _, cache = built.call(built.params, x, cache=built.module.init_cache(x.shape[0], 6))
+    expected = built.call(built.params, x[:, 1:3], x, query_positions=at)
+    found = built.call(built.params, x[:, 1:3], memory=cache, query_positions=at)
+    assert_close(found, expected, 2e-6)
+
+
 def test_a_mask_aligned_at_the_start_puts_the_first_query_there():
     for name in ("alibi", "rotary"):
         built = build("nnx", module_of(name))

@@ -53,7 +53,8 @@ class Memory:
 
     Masks speak of positions in the whole text, whatever slots hold the tokens: a key's position
     counts the tokens of its own example, and of T queries the last one stands at the last key of
-    its example, unless `query_positions=` says otherwise. So `mask=regard.Mask.causal()` means
+    its example, unless `query_positions=` says otherwise; bands with align="start" then put the
+    first query at position 0, as in a call without a memory. So `mask=regard.Mask.causal()` means
     the same for one token, for a chunk, and for the full pass. Keys that were never written are
     never seen. Boolean masks, biases and the key side of segments span the slots; with a window,
     masks and segments are indexed by position.
@@ -194,16 +195,26 @@ class Memory:
         rank = rank or (3 if key_heads is None else 4)
         K, dtype = key_heads or 1, jnp.dtype(dtype)
         made = Made(rank, K, key_width, dtype, device or device_of(score), window)
-        score = None if score is None else jax.tree.map(own, score)
         memory = cls(
-            jnp.zeros((batch, max_len, K, key_width), dtype),
+            jnp.zeros((batch, 0, K, key_width), dtype),
             jnp.zeros((batch, max_len, K, value_width), value_dtype or dtype),
             jnp.zeros((batch,), jnp.int32),
-            score,
+            None if score is None else jax.tree.map(own, score),
             None,
             made._replace(device=made.device._replace(varies=False)),
         )
-        return replace(memory, key=memory._prepare(memory.key, memory.positions(max_len)) * 0)
+        key = jax.ShapeDtypeStruct((batch, max_len, K, key_width), dtype)
+        try:
+            stored = jax.eval_shape(memory._prepare, key, memory.positions(max_len))
+        except (TypeError, ValueError) as error:
+            leaves = jax.tree_util.tree_leaves_with_path(score)
+            got = [f"score{jax.tree_util.keystr(at)} {list(jnp.shape(x))}" for at, x in leaves]
+            raise ValueError(
+                f"the score does not take keys of this width: {error} Got "
+                f"{', '.join([f'key width {key_width}', *got])}. Fix: keys of the width that the "
+                "score is for."
+            ) from error
+        return replace(memory, key=jnp.zeros(stored.shape, stored.dtype))
 
     @classmethod
     def paged(cls, pool: "Memory", table: Array, lens: Array) -> "Memory":
@@ -357,20 +368,20 @@ class Memory:
             return self.score.prepared(no_key, jnp.zeros((1, 1, 0), jnp.int32))[0]
 
     def _check(self, key: Array, value: Array) -> None:
-        made, batch = self.made, self.length.shape[0]
-        wanted_key = (batch, made.key_heads, made.key_width)
-        wanted_value = (batch, made.key_heads, self.value.shape[3])
-        for name, chunk, wanted in (("key", key, wanted_key), ("value", value, wanted_value)):
-            if (chunk.shape[0], *chunk.shape[2:]) != wanted:
-                raise ValueError(
-                    f"the memory was made for another batch, head count or width. Got {name} "
-                    f"{list(chunk.shape)}, wanted [{wanted[0]}, T, {wanted[1]}, {wanted[2]}]. Fix: "
-                    "a memory made with these sizes."
-                )
-        if value.shape[1] != key.shape[1]:
+        made, batch, length = self.made, self.length.shape[0], key.shape[1]
+        given = [list(key.shape), list(value.shape)]
+        widths = made.key_width, self.value.shape[3]
+        if given != [[batch, length, made.key_heads, width] for width in widths]:
+            wanted = [[batch, "T", made.key_heads, width] for width in widths]
+            axes = {2: (1, 3), 3: (0, 1, 3), 4: (0, 1, 2, 3)}[made.rank]  # the caller's
+            every: list[Any] = [*given, *wanted]
+            shapes = [[shape[axis] for axis in axes] for shape in every]
+            got, value_got, wanted_key, wanted_value = (str(one).replace("'", "") for one in shapes)
             raise ValueError(
-                "key and value must have the same length. Got key "
-                f"{list(key.shape)}, value {list(value.shape)}."
+                "key and value must be of one length, and of the batch size, head count and widths "
+                f"that the memory was made with. Got key {got}, value {value_got}, wanted key "
+                f"{wanted_key}, value {wanted_value}. Fix: these sizes, or a memory made with "
+                "others."
             )
 
     def _check_room(self, key: Array, lens: Array) -> None:

@@ -19,6 +19,8 @@ from regard.score.contract import Score
 from regard.score.dot import Dot
 from regard.score.positions import as_int32
 
+ByAlign = dict[str, Array]  # int32 [B|1, T], where the queries stand for bands of each alignment
+
 
 class Recalled(NamedTuple):
     """A memory as an ordinary call: what `attend` gets in its place.
@@ -58,12 +60,25 @@ def recall(
             f"{list(query.shape)}, memory.key {list(memory.key.shape)}. Fix: a query of rank "
             f"{made.rank}, or a memory of keys of rank {query.ndim}."
         )
+    if memory.score is not None:  # the prepared one need not know what it was made of
+        try:
+            memory.score.check(query.shape[-1], made.key_width)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} The arrays: query {list(query.shape)}, and a memory of keys of width "
+                f"{made.key_width}, stored as memory.key {list(memory.key.shape)}."
+            ) from None
     count = query.shape[-2] if made.rank < 4 else query.shape[1]
     mask = mask if isinstance(mask, Mask) else Mask() if mask is None else Mask.boolean(mask)
     mask = mask if valid_lens is None else mask & Mask.lengths(valid_lens)
     at = _query_positions(memory, count, query_positions)
-    lost = None if made.whole else _lost(memory, at, mask)
-    mask = _in_slots(memory, mask, at, query_positions is None)
+    if query_positions is None:  # as in a call without a memory, see Mask.window
+        first = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), at.shape)
+    else:
+        first = at
+    by_align = {"end": at, "start": first}
+    lost = None if made.whole else _lost(memory, at, by_align, mask)
+    mask = _in_slots(memory, mask, by_align, query_positions is None)
     key, value = _slots(memory, memory.key), _slots(memory, memory.value)
     if key.shape[2] != value.shape[2]:  # prepared by parameters per head: no sharing
         value = jnp.repeat(value, key.shape[2] // value.shape[2], axis=2)
@@ -116,19 +131,20 @@ def _query_positions(memory: Memory, count: int, given: Array | None) -> Array:
     return jnp.broadcast_to(given.astype(jnp.int32), (B, count))
 
 
-def _lost(memory: Memory, at: Array, mask: Mask) -> Array:
+def _lost(memory: Memory, at: Array, by_align: ByAlign, mask: Mask) -> Array:
     """bool [B, T]: queries that would see a key that was overwritten or never written."""
     if memory.made.window is not None:
         oldest = jnp.maximum(memory.length - memory.max_len, 0)[:, None]
-        return oldest > jnp.maximum(at - memory.made.window + 1, 0)
+        return (oldest > jnp.maximum(at - memory.made.window + 1, 0)) & (at >= 0)
     room, over = memory.room(), memory.overflowed()[:, None]
     room = room[:, None] if isinstance(room, Array) else room
-    rights = [band.right for band in mask.bands if band.right is not None]
-    reaches = at + min(rights) >= room if rights else True
-    return jnp.broadcast_to(over & reaches, at.shape)
+    for band in mask.bands:
+        if band.right is not None:
+            over &= by_align[band.align] + band.right >= room
+    return jnp.broadcast_to(over, at.shape)
 
 
-def _in_slots(memory: Memory, mask: Mask, at: Array, at_end: bool) -> Mask:
+def _in_slots(memory: Memory, mask: Mask, at: ByAlign, at_end: bool) -> Mask:
     """The mask of positions as a mask of slots, and only slots that hold a key."""
     if memory.made.window is not None:
         held = _held(memory)
@@ -139,8 +155,8 @@ def _in_slots(memory: Memory, mask: Mask, at: Array, at_end: bool) -> Mask:
     found = _by_ranges(mask, at, memory.made.rank)
     if memory.made.whole:
         return found
-    rights = [band.right for band in mask.bands if band.right is not None]
-    if at_end and rights and min(rights) <= 0:  # the last key is the last query's: no further
+    before = [b for b in mask.bands if b.align == "end" and b.right is not None and b.right <= 0]
+    if at_end and before:  # the last key is the last query's: no further
         return found
     length = memory.length[0] if memory.made.rank == 2 else memory.length
     return found & Mask.lengths(length)
@@ -171,16 +187,17 @@ def _same(given: Score, carried: Score) -> bool:
 # Masks of positions.
 
 
-def _by_ranges(mask: Mask, at: Array, rank: int) -> Mask:
-    """Bands as one range of keys per query, where slot s holds position s. at: [B, T]."""
+def _by_ranges(mask: Mask, at: ByAlign, rank: int) -> Mask:
+    """Bands as one range of keys per query, where slot s holds position s."""
     found = replace(
         mask, bands=(), excluded=tuple(_by_ranges(inner, at, rank) for inner in mask.excluded)
     )
     for band in mask.bands:
+        there = at[band.align]
         if band.right is not None:
-            found &= Mask.lengths(_lens(at + band.right + 1, rank))
+            found &= Mask.lengths(_lens(there + band.right + 1, rank))
         if band.left is not None:
-            found &= ~Mask.lengths(_lens(at - band.left, rank))
+            found &= ~Mask.lengths(_lens(there - band.left, rank))
     return found
 
 
@@ -192,11 +209,11 @@ def _lens(lens: Array, rank: int) -> Array:
     return lens[:, 0] if lens.shape[1] == 1 else lens
 
 
-def _by_position(mask: Mask, at: Array, held: Array, rank: int) -> Mask:
+def _by_position(mask: Mask, at: ByAlign, held: Array, rank: int) -> Mask:
     """A mask of positions, where slot s of an example holds position held[b, s], < 0 for none."""
 
     def ranges(band: Band) -> Array:
-        here, there = held[:, None], at[:, :, None]
+        here, there = held[:, None], at[band.align][:, :, None]
         parts = [] if band.right is None else [here <= there + band.right]
         parts += [] if band.left is None else [here >= there - band.left]
         return _pairs(functools.reduce(jnp.logical_and, parts), rank)

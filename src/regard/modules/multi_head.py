@@ -106,12 +106,12 @@ class MultiHead:
 
     def _fixed_score(self) -> Score | None:
         """One score of all heads that has positions and no parameters, for a cache to store keys
-        turned. Others leave the keys as they are: the heads may have several, and their parameters
-        may change."""
+        turned. Others leave the keys as they are: the heads may have several, their parameters
+        may change, and which of ALiBi's two forms it is depends on the mask of the call."""
         learned = len(self.groups) > 1 or self.groups[0].learned.parameters()
-        if learned or self.positions.parameters():
+        if learned or self.positions.kind in ("alibi", "relative"):
             return None
-        score = self._score(self.groups[0], {}, jnp.zeros((1, 1, 1, 0)), causal=True)[0]
+        score = self._score(self.groups[0], {}, jnp.zeros((1, 1, 1, 0)))[0]
         return score if score.uses_positions() else None
 
     def _score(
