@@ -258,6 +258,8 @@ def test_positional_encoding(width):
             P[i, j] = wave(i / 10000 ** ((j - j % 2) / width))
     np.testing.assert_allclose(out, np.asarray(X) + P, rtol=1e-5, atol=1e-6)
     assert sown["intermediates"]["P"][0].shape == (1, 1000, width)
+    ones = jnp.ones((1, 60, width), jnp.int32)  # integers too get the sines, not 0
+    np.testing.assert_allclose(layer.apply({}, ones)[0], 1 + P, rtol=1e-5, atol=1e-6)
 
 
 def test_positional_encoding_of_too_long_a_sequence():

@@ -114,8 +114,9 @@ def test_build_uses_the_vocabularies(tmp_path):
     assert [a.shape for a in batch] == [(2, 9), (2, 9), (2,), (2, 9)]
     assert data.src_vocab.to_tokens(batch[0][1])[:3] == ["<unk>", "<eos>", "<pad>"]
     np.testing.assert_array_equal(batch[2], [4, 2])
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
-        data.build(["a", "b"], ["c"])
+    for pairs in ((["a", "b"], ["c"]), ("a b", "c d")):
+        with pytest.raises(ValueError, match="two lists of sentences of one length"):
+            data.build(*pairs)
 
 
 def test_short_sentences_are_distinct_and_go_on_as_long_as_asked():
@@ -161,11 +162,15 @@ def test_pictures_of_files(tmp_path, packed, place, capsys):
     assert y.dtype == np.int32
 
 
-def test_a_file_that_is_cut_off(tmp_path):
-    write_files(tmp_path / "data", packed=False)
-    path = tmp_path / "data" / "t10k-labels-idx1-ubyte"
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("", "is not an IDX file.*13 bytes"), (".gz", r"is damaged: .*ended.*\. Fix")],
+)
+def test_a_file_that_is_cut_off(tmp_path, end, said):
+    write_files(tmp_path / "data", packed=bool(end))
+    path = tmp_path / "data" / f"t10k-labels-idx1-ubyte{end}"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"t10k-labels-idx1-ubyte is not an IDX file.*13 bytes"):
+    with pytest.raises(ValueError, match=f"t10k-labels-idx1-ubyte{end} {said}"):
         d2l.FashionMNIST(root=tmp_path / "data")
 
 

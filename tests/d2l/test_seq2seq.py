@@ -217,6 +217,8 @@ def test_decoding_in_pieces_is_decoding_at_once(chunks):
 def test_a_bound_decoder_says_where_it_looked():
     decoder, variables, state = decoder_alone()
     bound = decoder.bind(variables, mutable=["intermediates"])
+    with pytest.raises(ValueError, match="recorded no attention weights: there was no call"):
+        _ = bound.attention_weights
     bound(TARGET[:, :3], state)
     assert isinstance(decoder, d2l.AttentionDecoder)
     seen = np.concatenate(bound.attention_weights, axis=1)
@@ -292,6 +294,8 @@ def test_predict_step(num_steps):
     again, nothing = model().predict_step(params, batch, num_steps)
     np.testing.assert_array_equal(again, written)
     assert nothing == ([], [])
+    with pytest.raises(ValueError, match=r"num_steps must be at least 1\. Got 0"):
+        model().predict_step(params, batch, 0)
 
 
 class Recorder(d2l.Decoder):

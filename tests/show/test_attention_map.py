@@ -10,6 +10,7 @@ import jax
 import matplotlib as mpl
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 import regard
@@ -141,6 +142,21 @@ def test_the_figure_has_the_weights_and_the_words(seen):
     assert [tick.get_text() for tick in axes.get_yticklabels()] == FRENCH
     low, high = axes.images[0].get_clim()
     assert (low, high) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3)])
+def test_a_map_without_queries_or_keys_is_drawn_and_comes_back(shape, tmp_path):
+    empty = AttentionMap(np.zeros(shape))
+    assert empty.save(tmp_path / "map.png").stat().st_size > 0
+    assert AttentionMap.from_json(empty.to_json()).weights.shape == (1, 1, *shape)
+
+
+def test_control_characters_and_large_numbers_stay_in_their_place():
+    figure = AttentionMap([[1e30, 46.28], [9.5, 0.25]], ["\n", "می‌خواهم"], ["a", "\tb"]).plot()
+    (axes, _) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["·", "می‌خواهم"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["a", "·b"]
+    assert [text.get_text() for text in axes.texts] == ["1e+30", "46.3", "9.50", "0.25"]
 
 
 def test_panels_share_a_scale(rng):
@@ -305,6 +321,14 @@ def test_numbers_stand_where_they_should(rng):
     lines = printed(AttentionMap(weights, ["le", "chat"], ["the", "cat"])).splitlines()
     assert lines[-2].split() == ["le", "·", "1.0"]
     assert lines[-1].split() == ["chat", ".25", ".75"]
+
+
+def test_wide_numbers_and_wide_letters_stay_in_their_columns():
+    weights = np.array([[90.9, 0.25, -1e30], [3.0, -46.3, 0.0]])
+    heading, *rows = printed(AttentionMap(weights, ["le", "chat"], ["私", "犬", "c"])).splitlines()
+    assert [row.split()[1:] for row in rows] == [["90.9", ".25", "-1e+30"], ["3.0", "-46.3", "·"]]
+    assert {cell_len(row) for row in rows} == {4 + 3 * 7}
+    assert [cell_len(heading[: heading.index(word) + 1]) for word in "私犬c"] == [11, 18, 25]
 
 
 def test_uniform_weights_are_light():

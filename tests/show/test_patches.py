@@ -62,7 +62,8 @@ def test_one_scale_that_ends_at_the_largest_weight():
     figure = show_patches(np.zeros((8, 8)), weights, before=1)
     clims = {axes.images[1].get_clim() for axes in panels(figure)}
     assert clims == {(0.0, weights[:, :, 1:].max())}
-    assert [axes.get_title() for axes in panels(figure)][-1] == "layer 2, head 1"
+    assert [axes.get_title() for axes in panels(figure)] == ["head 0", "head 1", *[""] * 4]
+    assert [axes.get_ylabel() for axes in panels(figure)[::2]] == ["layer 0", "layer 1", "layer 2"]
     flat = show_patches(np.zeros((8, 8)), np.full(16, 1 / 16))
     np.testing.assert_allclose(panels(flat)[0].images[1].get_clim(), (0, 4 / 16))
     asked = show_patches(np.zeros((8, 8)), np.full(16, 1 / 16), vmin=0.01, vmax=0.1)

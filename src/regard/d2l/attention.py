@@ -255,6 +255,8 @@ class PositionalEncoding(nn.Module):
                 + (f" after {start} steps" if start else "")
                 + f", max_len {self.max_len}. Fix: max_len={end}."
             )
+        if not jnp.issubdtype(X.dtype, jnp.floating):
+            X = X.astype(jnp.float32)  # as integers, the sines would be rounded to 0
         column = np.arange(self.num_hiddens)
         angle = np.arange(self.max_len)[:, None] / 10000 ** (column // 2 * 2 / self.num_hiddens)
         table = np.where(column % 2 == 0, np.sin(angle), np.cos(angle))

@@ -128,7 +128,17 @@ class MTFraEng(DataModule):
         return self.get_tensorloader(self.arrays, train, rows)
 
     def build(self, src_sentences: Sequence[str], tgt_sentences: Sequence[str]) -> tuple:
-        """Arrays like `arrays`, of other sentences, by the same vocabularies."""
+        """Arrays like `arrays`, of other sentences, by the same vocabularies.
+
+        Raises:
+            ValueError: not two lists of sentences of one length.
+        """
+        one = isinstance(src_sentences, str) or isinstance(tgt_sentences, str)
+        if one or len(src_sentences) != len(tgt_sentences):
+            raise ValueError(
+                "build takes two lists of sentences of one length, the targets of the sources. "
+                f"Got {src_sentences!r} and {tgt_sentences!r}."
+            )
         pairs = [Pair(*both) for both in zip(src_sentences, tgt_sentences, strict=True)]
         return self._arrays_of(pairs, self.src_vocab, self.tgt_vocab)[0]
 

@@ -3,6 +3,7 @@
 import functools
 import gzip
 import sys
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,11 @@ def _files_in(folder: Path) -> dict[str, tuple[Path, Path]] | None:
 def _read(path: Path) -> np.ndarray:
     """An IDX file of bytes: two zeros, type 8, the rank, each length as 4 bytes, the data."""
     raw = path.read_bytes()
-    raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    if raw[:2] == b"\x1f\x8b":
+        try:
+            raw = gzip.decompress(raw)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{path} is damaged: {error}. Fix: fetch it again.") from None
     rank = 3 if "idx3" in path.name else 1
     shape = np.frombuffer(raw[4 : 4 + 4 * rank], ">u4")
     if raw[:4] != bytes((0, 0, 8, rank)) or len(raw) != 4 + 4 * rank + shape.prod():

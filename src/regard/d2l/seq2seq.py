@@ -294,7 +294,12 @@ class EncoderDecoder(Classifier):
             The tokens (batch, num_steps), and a pair: for each step what the decoder sowed as
             "dec_attention_weights", and what the encoder sowed as "enc_attention_weights"; both
             empty unless asked for.
+
+        Raises:
+            ValueError: num_steps is below 1.
         """
+        if num_steps < 1:
+            raise ValueError(f"num_steps must be at least 1. Got {num_steps}.")
         source, target, source_lens, *_ = batch
         tokens, decoder_seen, encoder_seen = _translate(
             self.encoder,
@@ -360,7 +365,13 @@ class Seq2Seq(EncoderDecoder):
 
 def seen_by(module: nn.Module, name: str) -> Any:
     """What a bound module sowed under this name in its latest call."""
-    return module.get_variable("intermediates", name)[-1]
+    found: Any = module.get_variable("intermediates", name)
+    if found is None:
+        raise ValueError(
+            f"{type(module).__name__} has recorded no attention weights: there was no call, or the "
+            'collection was closed. Fix: bind(variables, mutable=["intermediates"]), then call it.'
+        )
+    return found[-1]
 
 
 def _over_time(cell: type[nn.Module]) -> Any:

@@ -340,6 +340,8 @@ class AttentionMap:
                 weights = np.asarray(content["weights"], np.float32)
             sides = (content["query_labels"], content["key_labels"])
             rows, columns = ([str(label) for label in side] for side in sides)
+            if not weights.size:  # nested lists lose the lengths after one of 0
+                weights = weights.reshape(*weights.shape[:2], len(rows), len(columns))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{origin} is damaged: {error!r}.") from None
         title, signed = str(content.get("title", "")), bool(content.get("signed", False))

@@ -153,9 +153,11 @@ class Contributions:
             if self.against is None
             else f"that of “{self.key_labels[self.against]}”"
         )
+        weight = self.weights[self.place]
         return (
             f"“{self.query_label}” looks at “{self.key_labels[self.place]}”: "
-            f"weight {self.weights[self.place]:.2f}, {_times(self.total)} × {than}"
+            f"weight {f'{weight:.2f}' if weight >= 0.005 else f'{weight:.1g}'}, "
+            f"{_times(self.total)} × {than}"
         )
 
     def rows(self, most: int = 10) -> tuple[list[str], np.ndarray]:

@@ -73,7 +73,7 @@ def draw_contributions(
     bars = right.barh(np.arange(R), units, color=colors, height=0.7)
     labels = [f"{one:+.2f}".replace("-", "−") for one in units]
     right.bar_label(bars, labels, padding=3, fontsize=7)
-    reach = max(float(np.abs(units).max(initial=0.0)), 1e-6)
+    reach = float(np.abs(units).max(initial=0.0)) or 1.0
     right.set_xlim(
         min(units.min(initial=0.0), 0.0) - 0.35 * reach,
         max(units.max(initial=0.0), 0.0) + 0.35 * reach,

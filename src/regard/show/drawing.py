@@ -19,7 +19,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
 from regard.atomic_file import write_atomically
-from regard.show.heatmaps import color_scale, panel_titles
+from regard.show.heatmaps import color_scale, panel_titles, printable
 
 if TYPE_CHECKING:
     from regard.show.attention_map import AttentionMap
@@ -82,7 +82,7 @@ def draw(
     if names is None:
         names = [f"head {head}" if heads > 1 else "" for head in range(heads)]
     shown = grid.ravel() if titled else grid[0]
-    size = _title_size(shown[0], names)
+    size = title_size(shown[0], names)
     for axes, name in zip(shown, names, strict=False):
         axes.set_title(plain(name), fontsize=size)
     sides = (("y", seen.query_labels), ("x", seen.key_labels))
@@ -158,8 +158,10 @@ def fill(
     bar: str | None = "",
 ) -> None:
     """Draws each matrix on its axes, and beside them the color bar with the label `bar`."""
+    T, S = (max(n, 1) for n in matrices.shape[-2:])  # a side of length 0 gets room as well
+    shown: Any = dict(cmap=cmap, vmin=scale[0], vmax=scale[1], aspect=aspect)
     for place, axes in np.ndenumerate(grid):
-        image = axes.imshow(matrices[place], cmap=cmap, vmin=scale[0], vmax=scale[1], aspect=aspect)
+        image = axes.imshow(matrices[place], extent=(-0.5, S - 0.5, T - 0.5, -0.5), **shown)
     if bar is None:
         return
     if grid.size > MANY_PANELS and isinstance(figure, PaperFigure):
@@ -212,7 +214,7 @@ def plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _title_size(axes: Any, titles: Sequence[str]) -> float:
+def title_size(axes: Any, titles: Sequence[str]) -> float:
     """The size of letters at which the longest title is no wider than its panel."""
     # The final layout makes a panel at least a tenth wider than Matplotlib's default margins do.
     inches = 1.1 * axes.get_window_extent().width / axes.get_figure(root=True).dpi
@@ -237,8 +239,8 @@ def label(axes: Any, side: str, labels: Sequence[str], font: float) -> None:
     """Writes the labels of one axis: only some of them, where all would overlap."""
     places = _labeled(labels)
     step = places.step * -(-len(places) // _fits(axes, side, labels, font))
-    places = range(0, len(labels), step)
-    words = [plain(labels[place]) for place in places]
+    places = range(0, len(labels), max(step, 1))
+    words = [plain(printable(labels[place])) for place in places]
     axis, rotation = (axes.yaxis, 0) if side == "y" else (axes.xaxis, 90 * upright(labels))
     axis.set_ticks(places, words, rotation=rotation, fontsize=font)
 
@@ -257,7 +259,7 @@ def write_numbers(axes: Any) -> None:
         if abs(weight) >= 0.005:  # below, it would be "0.00"
             red, green, blue, _ = image.cmap(image.norm(weight))
             dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-            written = f"{weight:.2f}".replace("-", "−")
+            written = _short(weight).replace("-", "−")
             axes.text(
                 column,
                 row,
@@ -267,6 +269,12 @@ def write_numbers(axes: Any) -> None:
                 fontsize=size,
                 color="white" if dark else "black",
             )
+
+
+def _short(weight: float) -> str:
+    """A weight in the width of a cell: 0.31, 46.3, 120, 1e+30."""
+    size = abs(weight)
+    return f"{weight:.{2 if size < 10 else 1 if size < 100 else 0}{'f' if size < 1e4 else 'e'}}"
 
 
 def _panel_inches(places: int, panels: int) -> float:
@@ -282,7 +290,7 @@ def room_of(labels: Sequence[str], font: float) -> float:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         widths = [
-            text_to_path.get_text_width_height_descent(labels[place], font_of, ismath=False)[0]
-            for place in _labeled(labels)
+            text_to_path.get_text_width_height_descent(written, font_of, ismath=False)[0]
+            for written in (printable(labels[place]) for place in _labeled(labels))
         ]
     return float(max(widths, default=0.0)) / 72

@@ -95,6 +95,18 @@ def panel_titles(titles: Sequence[str] | None, shape: tuple[int, ...]) -> list[s
     )
 
 
+def printable(label: str) -> str:
+    """The label with a dot for each control character, such as a newline, in every view.
+
+    Example:
+        >>> from regard.show.heatmaps import printable
+        >>> printable("\\n\\x1b[31mred")
+        '··[31mred'
+    """
+    # The two joiners are part of Persian words and of emoji.
+    return "".join(c if c.isprintable() or c in "\u200c\u200d" else "·" for c in label)
+
+
 def color_scale(
     weights: np.ndarray,
     vmin: float | None = None,

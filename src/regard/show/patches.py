@@ -34,11 +34,11 @@ def show_patches(
 ) -> Figure:
     """Draws the weights of a picture's patches over the picture, one panel for each query or head.
 
-    The picture is drawn in gray, and each patch is tinted by its weight: no tint is a weight of 0,
-    and equal tints are equal weights in all panels. Without `ax`, one row of panels begins with the
-    picture as it is and the lines along which it was cut. The color scale is that of many keys (see
-    `color_scale`) however few patches there are: it ends at the largest weight, but never below
-    four times the mean.
+    The picture is drawn in gray, and each patch is tinted by its weight: no tint is a weight of 0
+    (the smallest, where some are negative), and equal tints are equal weights in all panels.
+    Without `ax`, one row of panels begins with the picture as it is and the lines along which it
+    was cut. The color scale is that of many keys (see `color_scale`) however few patches there are:
+    it ends at the largest weight, but never below four times the mean.
 
     Example:
         >>> import numpy as np
@@ -106,11 +106,17 @@ def show_patches(
         axes[0, 0].set_title(f"{rows} × {columns} patches", fontsize=9)
         axes = axes[:, 1:]
     parts.overlay(axes, picture, patches, cmap, scale)
+    if titles is None and patches.shape[0] > 1:
+        for layer, panel in enumerate(axes[:, 0]):
+            panel.set_ylabel(f"layer {layer}", fontsize=9)
+    size = drawing.title_size(axes[0, 0], names)
     for number, (panel, name) in enumerate(zip(axes.flat, names, strict=True)):
-        panel.set_title(drawing.plain(name), fontsize=9)
+        panel.set_title(drawing.plain(name), fontsize=size)
         if before:
             elsewhere = panels.reshape(-1, panels.shape[-1])[number, :before].sum()
-            panel.set_xlabel(f"off the picture: {elsewhere:.2f}", fontsize=8)
+            off = "off the picture" if axes.size <= drawing.MANY_PANELS else "off"
+            note = f"{off}: {elsewhere:.2f}"
+            panel.set_xlabel(note, fontsize=min(8, drawing.title_size(panel, [note])))
         if asked is not None and asked[number] >= 0:
             parts.frame(panel, picture, rows, columns, int(asked[number]))
     if colorbar:
@@ -164,10 +170,9 @@ def _grid(
 
 
 def _names(titles: Sequence[str] | None, shape: tuple[int, ...]) -> list[str]:
-    """Titles of the panels; without any, the numbers of layers and heads."""
+    """Titles of the panels; without any, the numbers of the heads above the first row."""
     if titles is not None:
         return panel_titles(titles, shape)
     layers, heads = shape[:2]
-    if layers > 1:
-        return [f"layer {layer}, head {head}" for layer, head in np.ndindex(layers, heads)]
-    return [f"head {head}" for head in range(heads)] if heads > 1 else [""]
+    numbers = [f"head {head}" for head in range(heads)] if heads > 1 else [""]
+    return numbers + [""] * ((layers - 1) * heads)

@@ -61,6 +61,6 @@ def frame(axes: Any, picture: np.ndarray, rows: int, columns: int, patch: int) -
     """A frame around one patch."""
     (H, W), (row, column) = picture.shape[:2], divmod(patch, columns)
     corner = (column * W / columns, row * H / rows)
-    axes.add_patch(
-        Rectangle(corner, W / columns, H / rows, fill=False, edgecolor="#1f5fa8", linewidth=2)
-    )
+    size = (W / columns, H / rows)
+    edge: Any = dict(edgecolor="#1f5fa8", linewidth=2, clip_on=False)  # whole at the border too
+    axes.add_patch(Rectangle(corner, *size, fill=False, **edge))

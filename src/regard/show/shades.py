@@ -40,9 +40,11 @@ def style(weight: float) -> str:
 
 
 def number(weight: float) -> str:
-    """A weight in three characters: .31, 1.0, -.3, or a dot for exactly 0."""
+    """A weight in three characters: .31, 1.0, -.3, or a dot for exactly 0. From 10 on in more."""
     if weight == 0:
         return "·"
+    if abs(weight) >= 9.5:
+        return f"{weight:.3g}"
     if weight < 0:
         return f"{weight:.0f}." if weight <= -0.95 else f"{weight:.1f}".replace("-0.", "-.")
     return f"{weight:.1f}" if weight >= 0.995 else f"{weight:.2f}"[1:]

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.show import shades
-from regard.show.heatmaps import color_scale
+from regard.show.heatmaps import color_scale, printable
 
 if TYPE_CHECKING:
     from regard.show.attention_map import AttentionMap
 
-CELL = 4  # characters of a numbered cell: a space and three digits
+CELL = 4  # characters of a numbered cell, at least: a space and three digits
 LABEL = 16  # characters of a row's label, at most
 ROWS = 60  # more are averaged
 
@@ -40,25 +40,30 @@ def print_map(
     room = width - label - 1
     if seen.title:
         out.print(Text(seen.title, style="bold"))
-    if room >= S * CELL and T <= ROWS:
-        lines = _numbered(seen, weights, label)
+    fits = room >= S * CELL and T <= ROWS
+    numbers = [[shades.number(float(weight)) for weight in row] for row in weights if fits]
+    cell = 1 + max([CELL - 1, *(len(number) for row in numbers for number in row)])
+    if fits and room >= S * cell:
+        lines = _numbered(seen, weights, numbers, label, cell)
     else:
         lines = _shaded(seen, weights, label, room)
     for line in lines:
         out.print(line, no_wrap=True, overflow="crop")
 
 
-def _numbered(seen: AttentionMap, weights: np.ndarray, label: int) -> list[Text]:
+def _numbered(
+    seen: AttentionMap, weights: np.ndarray, numbers: list[list[str]], label: int, cell: int
+) -> list[Text]:
     """Lines with a number in each cell, on its color, below headings."""
     lines = [
-        Text(" " * label).append(row) for row in _headings(seen.key_labels, CELL, weights.shape[1])
+        Text(" " * label).append(row) for row in _headings(seen.key_labels, cell, weights.shape[1])
     ]
     _, top = color_scale(weights, signed=seen.signed)
-    for name, row in zip(seen.query_labels, weights, strict=True):
+    for name, row, written in zip(seen.query_labels, weights, numbers, strict=True):
         line = Text(_right(name, label))
-        for weight in row:
+        for weight, number in zip(row, written, strict=True):
             style = "dim" if weight == 0 else shades.style(float(weight) / top)
-            line.append(" ").append(shades.number(float(weight)).rjust(CELL - 1), style=style)
+            line.append(" ").append(number.rjust(cell - 1), style=style)
         lines.append(line)
     return lines
 
@@ -93,9 +98,9 @@ def _headings(labels: tuple[str, ...], cell: int, columns: int) -> list[str]:
     for column, label in enumerate(labels):
         room = levels * cell - 1
         written = _fit(label, room)
-        end = (column + 1) * cell
-        start = max(end - len(written), 0)
-        rows[column % levels][start : start + len(written)] = written
+        wide = cell_len(written)  # a Chinese character takes two columns
+        start = max((column + 1) * cell - wide, 0)
+        rows[column % levels][start : start + wide] = [written, *[""] * (wide - 1)][:wide]
     return ["".join(row).rstrip() for row in rows]
 
 
@@ -111,7 +116,7 @@ def _averaged(weights: np.ndarray, down: int, across: int) -> np.ndarray:
 
 def _fit(label: str, width: int) -> str:
     """The label in at most `width` cells: an ellipsis where it is cut, no control characters."""
-    clean = "".join(letter if letter.isprintable() else "·" for letter in label)
+    clean = printable(label)
     if cell_len(clean) <= width:
         return clean
     return set_cell_size(clean, max(width - 1, 0)).rstrip() + "…"
