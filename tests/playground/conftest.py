@@ -16,7 +16,9 @@ def address():
     from playground.fakes import Reverser, served
     from regard.playground.server import Playground
 
-    with served(Playground(Reverser(), models=[{"name": "backwards"}]).app()) as found:
+    # As if it were the bundled model, which the page opens with.
+    models = [{"name": "backwards", "languages": ["en", "fr"]}]
+    with served(Playground(Reverser(), models=models).app()) as found:
         yield found
 
 

@@ -90,7 +90,9 @@ def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     translator = Translator.load()
     write_example(translator)
-    playground = Playground(translator, models=[{"name": "English → French"}])
+    playground = Playground(
+        translator, models=[{"name": "English → French", "languages": ["en", "fr"]}]
+    )
     with served(playground.app()) as address, chromium() as browser:
         playground_pictures(address, browser)
         page_picture(translator, browser)

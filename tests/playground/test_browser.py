@@ -303,7 +303,9 @@ def test_layers_and_heads_of_a_transformer_are_stepped_through(browser):
     app = Playground(Reverser(), models=models).app()
     with served(app) as address, quiet_page(browser) as page:
         page.goto(address)
-        translate(page, "one two three")
+        asked = []
+        page.on("request", lambda one: asked.append(one.post_data) if "layers" in one.url else None)
+        translate(page, "one  two three")
         page.click("#layers summary")
         page.wait_for_selector("#layers-view canvas", state="visible")
         page.click("#layers [data-map=encoder]")
@@ -316,6 +318,24 @@ def test_layers_and_heads_of_a_transformer_are_stepped_through(browser):
         assert cells[0] == "one"
         assert float(cells[1]) == 1.0
         assert not accessibility(page)
+        # The text as it was typed: words with spaces between them are other tokens.
+        assert json.loads(asked[-1])["source"] == "one  two three"
+
+
+def test_another_model_has_neither_the_languages_nor_the_example_of_the_bundled_one(browser):
+    app = Playground(Reverser(), models=[{"name": "mine"}]).app()
+    with served(app) as address, quiet_page(browser) as page:
+        page.goto(address)
+        page.wait_for_selector("label[for=text]:has-text('source')")
+        assert page.input_value("#text") == ""
+        assert not page.is_visible("#result")
+        translate(page, "one two")
+        assert "The target words on the right look at the source words" in page.inner_text(
+            "#lines-said"
+        )
+        text = page.inner_text("main")
+        assert "French" not in text
+        assert "English" not in text
 
 
 def test_a_recurrent_model_has_no_layers_to_step_through(page):

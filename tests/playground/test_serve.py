@@ -301,3 +301,8 @@ def test_the_command_itself_serves_and_ends_by_ctrl_c():
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def test_a_model_is_called_as_its_run(tmp_path):
+    assert serve._name(tmp_path / "german") == "german"
+    assert serve._name(tmp_path / "german" / "model") == "german"

@@ -130,6 +130,8 @@ def test_n_best_are_ranked_and_different(translator):
         translator.translate(["one"], search=SEARCH, n_best=4)
     with pytest.raises(TypeError, match=r"Fix: \[text\]"):
         translator.translate("one two")
+    with pytest.raises(TypeError, match=r"must be strings\. Got 3 of type int"):
+        translator.translate(["one", 3])
 
 
 def test_greedy_is_a_beam_of_one(translator):
@@ -272,6 +274,8 @@ def test_align_looks_as_forced_decoding_does(translator, look, shift):
     assert np.abs(other[0].weights - found[0].weights).max() > 1e-3
     with pytest.raises(ValueError, match=r"one of writing, reading, explaining for a .*Got 'both'"):
         translator.align(pairs, look="both")
+    with pytest.raises(TypeError, match=r"\(source, target\) each\. Got 'un'"):
+        translator.align(["un"])
 
 
 def test_a_hurried_program_gives_the_same(translator):

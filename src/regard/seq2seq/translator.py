@@ -259,7 +259,7 @@ class Translator:
                     f"look is one of {', '.join(self.looks)} for a model of the architecture "
                     f"{kind!r}. Got {look!r}."
                 )
-        pairs = list(pairs)
+        pairs = _as_pairs(pairs)
         sources = self.tokenizers.source.encode_batch(source for source, _ in pairs)
         targets = self.tokenizers.target.encode_batch(target for _, target in pairs)
         both = list(zip(sources, targets, strict=True))
@@ -410,7 +410,20 @@ def _as_list(texts: Iterable[str]) -> list[str]:
         raise TypeError(
             f"texts must be a list of texts. Got one text, {texts[:40]!r}. Fix: [text]."
         )
-    return list(texts)
+    listed = list(texts)
+    for one in listed:
+        if not isinstance(one, str):
+            raise TypeError(f"texts must be strings. Got {one!r:.40} of type {type(one).__name__}.")
+    return listed
+
+
+def _as_pairs(pairs: Iterable[tuple[Text, Text]]) -> list[tuple[Text, Text]]:
+    listed = list(pairs)
+    for one in listed:
+        # A string of two letters would otherwise be taken for two texts.
+        if isinstance(one, str) or len(one) != 2:
+            raise TypeError(f"pairs must be (source, target) each. Got {one!r:.40}.")
+    return listed
 
 
 def _batch_tokens() -> int:

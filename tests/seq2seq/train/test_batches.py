@@ -157,7 +157,7 @@ def test_a_batch_is_a_pytree():
         (dict(tokens=0), "tokens and rows must be positive. Got tokens=0, rows=8."),
         (dict(process=2, processes=2), "process must be below processes"),
         (dict(processes=3), "rows=8, processes=3. Fix: rows=24."),
-        (dict(buckets=(2, 3)), "1 pairs, none of which fits into the longest bucket, 3 tokens."),
+        (dict(buckets=(2, 3)), r"the longest bucket, which has 3 tokens\. Got 1 longer"),
     ],
 )
 def test_errors(options, message):

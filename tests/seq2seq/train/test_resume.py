@@ -186,6 +186,9 @@ def test_another_run_in_the_folder_is_refused(short_run):
         train(reversing.CONFIG, hotter, *arguments, resume=True)
     with pytest.raises(ValueError, match="the pairs and settings that it was saved with"):
         train(reversing.CONFIG, recipe, reversing.training_data(80), folder, resume=True)
+    other = dataclasses.replace(reversing.validation(), bleu=None)
+    with pytest.raises(ValueError, match="was started with other validation pairs"):
+        train(reversing.CONFIG, recipe, *arguments, validation=other, resume=True)
 
 
 # ---------------------------------------------------------------------------------------------

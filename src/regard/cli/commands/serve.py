@@ -84,10 +84,12 @@ def _playground(folder: Path | None, hosts: Collection[str] | None) -> "Playgrou
     except (OSError, ValueError) as error:
         missing = str(error)
     else:
-        name = "English → French" if folder is None else folder.resolve().name
-        architecture = translator.model.config.architecture
-        parameters = _parameters(translator)
-        models = [{"name": name, "parameters": parameters, "architecture": architecture}]
+        described: dict[str, Any] = {"name": "English → French", "languages": ["en", "fr"]}
+        if folder is not None:
+            described = {"name": _name(folder.resolve())}
+        described["parameters"] = _parameters(translator)
+        described["architecture"] = translator.model.config.architecture
+        models = [described]
         warm = [*warm_up(), *steps(translator, _progress, hurry=True)]
         later = steps(translator, _optimized, hurry=False)
         return Playground(translator, models=models, warm=warm, later=later, hosts=hosts)
@@ -146,6 +148,11 @@ def _address(host: str, port: int) -> str:
     if host in ("0.0.0.0", "::"):  # every address of this machine, this one among them
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def _name(folder: Path) -> str:
+    """A model's name; in the folder of a training run, it is called "model"."""
+    return folder.parent.name if folder.name == "model" else folder.name
 
 
 def _parameters(translator: Any) -> int:

@@ -21,7 +21,7 @@ async function showLayers() {
   byId("layers-error").textContent = "";
   try {
     const found = await ask("/api/layers",
-      { source: one.source_words.join(" "), target: one.text });
+      { source: translated.source, target: one.text });
     if (layered.of !== one) return; // another was chosen meanwhile
     layered.maps = found.maps;
     chooseMap(layered.name);

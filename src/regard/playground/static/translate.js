@@ -4,7 +4,8 @@
 // while the server still compiles.
 
 const MOMENT = 1100; // milliseconds of one stage while playing
-const translated = { best: [], chosen: 0, step: null }; // step: 1 to T + 1 (the end); null: all
+const translated = { source: "", best: [], chosen: 0, step: null }; // step: 1 to T + 1; null: all
+const sides = { names: ["English", "French"], codes: ["en", "fr"] }; // of the model that comes along
 const translateView = new AttentionView(byId("translate-view"));
 translateView.at.view = "lines";
 let playing = 0; // the timer of the next stage; 0: stopped
@@ -18,9 +19,10 @@ byId("translate-form").addEventListener("submit", async (event) => {
   button.textContent = "Translating …";
   try {
     const beam = Number(byId("beam").value);
-    const found = await ask("/api/translate", { text: [byId("text").value], beam, n_best: beam,
-      weights: true, next_words: 5 });
-    showTranslations(found.translations[0]);
+    const text = byId("text").value;
+    const found = await ask("/api/translate", { text: [text], beam, n_best: beam, weights: true,
+      next_words: 5 });
+    showTranslations(text, found.translations[0]);
   } catch (error) {
     byId("translate-error").textContent = error.message;
   } finally {
@@ -35,8 +37,9 @@ byId("text").addEventListener("keydown", (event) => {
   byId("translate-form").requestSubmit();
 });
 
-function showTranslations(best) {
+function showTranslations(source, best) {
   stop();
+  translated.source = source;
   translated.best = best.map((one) => {
     const rows = rowsOf(one.weights);
     return { ...one, rows, keys: [...one.source_words, "(end)"],
@@ -60,7 +63,7 @@ function chooseHypothesis(index) {
   const one = translated.best[index];
   byId("hypotheses").replaceChildren(...translated.best.map((other, i) => {
     const button = make("button", { type: "button", "aria-pressed": String(i === index) },
-      make("span", { text: other.text || "(nothing)", lang: "fr" }),
+      make("span", { text: other.text || "(nothing)", lang: sides.codes[1] }),
       make("small", { text: other.score === null ? "" : `score ${other.score.toFixed(2)}` }));
     button.addEventListener("click", () => { stop(); chooseHypothesis(i); });
     return make("li", {}, button);
@@ -86,11 +89,12 @@ function goTo(step, stage = "attention decoder") {
   const name = word < 0 ? "the end of the sentence" : `“${one.target_words[word]}”`;
   byId("step-said").textContent = now === null ? `All ${T} words. Step through them:`
     : `Step ${now} of ${T + 1}: ${name}`;
+  const [read, written] = sides.names;
   byId("lines-said").textContent = word < 0
-    ? "The French words on the right look at the English words on the left. A line shows which " +
-      "English words a French word looked at when it was written: the thicker, the larger the weight. " +
-      "Play shows it word by word."
-    : `To write ${name}, the model looks at these English words. The thicker the line, the ` +
+    ? `The ${written} words on the right look at the ${read} words on the left. A line shows which ` +
+      `${read} words a ${written} word looked at when it was written: the thicker, the larger the ` +
+      "weight. Play shows it word by word."
+    : `To write ${name}, the model looks at these ${read} words. The thicker the line, the ` +
       "larger the weight.";
   for (const name of ["encoder", "attention", "decoder"]) {
     byId(`stage-${name}`).classList.toggle("lit", now !== null && stage.includes(name));
@@ -159,7 +163,7 @@ function drawLooks(now) {
   byId("looks").replaceChildren(...(now === null ? [] : translated.best).map((other, i) => {
     const written = now <= other.target_words.length;
     return make("tr", i === translated.chosen ? { class: "chosen" } : {},
-      make("td", { lang: "fr", text: written ? other.target_words[now - 1] : "(end)" }),
+      make("td", { lang: sides.codes[1], text: written ? other.target_words[now - 1] : "(end)" }),
       make("td", { text: written ? looksAt(other, now - 1) : "–" }));
   }));
 }
@@ -214,28 +218,41 @@ byId("step-all").addEventListener("click", () => { stop(); goTo(null); });
 
 // The start --------------------------------------------------------------------------------------
 
-// Which model, and whether it is compiled yet; asked for again until it is.
-async function sayModel() {
+// Which model, and whether it is compiled yet; asked for again until it is. The page is written for
+// the model that comes with regard, which made the example: another has neither its languages nor
+// its translation.
+async function sayModel(first) {
   try {
     const found = await (await fetch("/api/models")).json();
+    const another = found.models.length > 0 && !found.models[0].languages;
+    if (first && another) forgetLanguages();
+    else if (first) showExample();
     const name = found.models.length ? `Model: ${found.models[0].name}`
       : "There is no model here: the example below is from the one that comes with regard.";
     byId("layers").hidden = found.models[0]?.architecture !== "transformer";
     const starting = found.models.length > 0 && found.status === "starting";
     byId("model").textContent = starting ? `${name}, being compiled …` : name;
-    if (starting) setTimeout(sayModel, 2000);
+    if (starting) setTimeout(() => sayModel(false), 2000);
   } catch {
     byId("model").textContent = "";
   }
 }
 
+function forgetLanguages() {
+  Object.assign(sides, { names: ["source", "target"], codes: ["", ""] });
+  for (const one of document.querySelectorAll("[data-side]")) {
+    one.textContent = sides.names[one.dataset.side];
+  }
+  for (const one of document.querySelectorAll("[data-lang]")) one.lang = "";
+  if (byId("text").value === byId("text").defaultValue) byId("text").value = "";
+}
+
 async function showExample() {
   try {
     const example = await (await fetch("/example.json")).json();
-    if (translated.best.length === 0) showTranslations(example);
+    if (translated.best.length === 0) showTranslations(byId("text").defaultValue, example);
   } catch {
     byId("result").hidden = true; // the page works without it
   }
 }
-sayModel();
-showExample();
+sayModel(true);

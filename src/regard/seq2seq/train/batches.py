@@ -191,9 +191,9 @@ class Batches:
         self._buckets = [_Bucket.of(width, found) for width, found in members.items() if found]
         if not self._buckets:
             raise ValueError(
-                "batches need pairs that fit into a bucket. Got "
-                f"{len(self.too_long)} pairs, none of which fits into the longest bucket, "
-                f"{max(self._rows)} tokens."
+                "at least one pair must fit into the longest bucket, which has "
+                f"{max(self._rows)} tokens. Got {len(self.too_long)} longer. "
+                "Fix: shorter sentences, or wider buckets."
             )
 
     def _of_epoch(self) -> list["_Bucket"]:

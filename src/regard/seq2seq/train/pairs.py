@@ -87,7 +87,7 @@ def set_aside(
     if len(sources) < 2:
         raise CorpusError(
             "to set pairs aside for validation, the corpus must have two different source "
-            f"sentences. Got {len(sources)}."
+            f"sentences. Got {len(sources)}. Fix: more pairs, or validation pairs of their own."
         )
     at_least = max(min(at_least, len(sources) // 10), 1)
     count = min(max(round(fraction * len(sources)), at_least), len(sources) - 1)

@@ -115,7 +115,10 @@ def _validation(
     """The validation, and its pairs in the order of their translations."""
     options = {**vars(settings.batches), "shuffle": False}
     ids = encode(tokenizers, pairs)
-    found = Batches(ids, **options)
+    try:
+        found = Batches(ids, **options)
+    except ValueError as error:
+        raise ValueError(f"validation: {error}") from None
     left_out = set(found.too_long)
     if left_out:
         longest = max(settings.batches.buckets)

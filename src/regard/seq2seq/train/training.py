@@ -101,7 +101,8 @@ def train(
     Raises:
         FileExistsError: the folder has a run already, and resume is False; or another process
             trains in it.
-        ValueError: the run in the folder has another configuration, recipe or data.
+        ValueError: the run in the folder has another configuration, recipe or data, or other
+            validation pairs.
         NonFiniteError: a loss or gradient is not finite; the message has the step and the cause.
         CheckpointError: a checkpoint cannot be written, or none can be read.
         KeyboardInterrupt: `stop` returned True; the run can be continued.
@@ -174,12 +175,23 @@ class _Run:
             self.validator = Validator(
                 self.graph, self.validation, self.parallel, self.hosts, self._before_batch
             )
+        if found is not None:
+            self._must_validate_as_before(found.meta)
         self.log = self.shared.log(None if found is None else found.step)
         count = sum(leaf.size for leaf in jax.tree.leaves(params))
         steps = len(self.data) if isinstance(self.data, Sized) else None
         devices = len(self.parallel.devices)
         plan = Plan(recipe.epochs, steps, recipe.max_steps, count, devices, self.place.step)
         self.progress.started(plan)
+
+    def _must_validate_as_before(self, meta: dict[str, Any]) -> None:
+        """Raises where the best scores so far are of other validation pairs."""
+        mine = None if self.validator is None else self.validator.checksum
+        if meta.get("validation", mine) != mine:
+            raise ValueError(
+                f"the run in {self.shared.folder} was started with other validation pairs, and "
+                "scores of both cannot be compared. Fix: the same pairs, or another folder."
+            )
 
     # Steps -----------------------------------------------------------------------------------
 
@@ -355,6 +367,7 @@ class _Run:
         begun, place = time.perf_counter(), self.place
         whole = self.parallel.whole((self.state.params, self.state.optimizer))
         meta = {"place": dataclasses.asdict(place), "data": data}
+        meta["validation"] = None if self.validator is None else self.validator.checksum
         saved = partial(self.progress.saved, place.step)
         self.shared.save(place.step, whole, meta, self.recipe.keep, saved)
         self.saved = place.step
