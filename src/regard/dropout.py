@@ -31,6 +31,9 @@ class Draw(NamedTuple):
     T: int
 
 
+Seed = Array | Draw | None  # of a pass over the weights; None: no dropout
+
+
 def first_rows(seed: Array | Draw, B: int, N: int, T: int) -> Array:
     """The global row, (batch · N + head) · T, of each head's first query: int32 [B, N, 1]."""
     heads = seed.heads if isinstance(seed, Draw) else None

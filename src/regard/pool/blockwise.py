@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from regard.dropout import Draw
+from regard.dropout import Seed
 from regard.mask import Allowed
 from regard.placement import Device, vary_as
 from regard.pool import few_queries
 from regard.pool.backend import Backend, Problem, Request
 from regard.pool.layout import Layout, forced_tiling
-from regard.pool.score_plan import ScorePlan
+from regard.pool.score_plan import Flag, Results, ScorePlan
 from regard.pool.tile import block_bounds, soft_cap_slope
 from regard.pool.xla_tiles import (
     Operands,
@@ -104,7 +104,7 @@ class TiledPass(Layout):
         return replace(self, axes=axes)
 
     def forward(
-        self, operands: Operands, allowed: Allowed, seed: Array | Draw | None, active: Array | None
+        self, operands: Operands, allowed: Allowed, seed: Seed, active: Flag
     ) -> tuple[Array, Any]:
         axes = self.axes
         plan, laid, laid_mask = self.lay(operands, allowed)
@@ -114,12 +114,7 @@ class TiledPass(Layout):
         )
 
     def backward(
-        self,
-        operands: Operands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        self, operands: Operands, allowed: Allowed, seed: Seed, active: Flag, results: Results
     ) -> Operands:
         plan, _, laid_mask = self.lay(operands, allowed)
         laid, pull = jax.vjp(lambda operands: self.lay(operands, allowed)[1], operands)
@@ -129,7 +124,7 @@ class TiledPass(Layout):
         return cast(Array, self.normalize.log_sum(stats, (stats[1],)))
 
     def smooth(
-        self, operands: Operands, allowed: Allowed, seed: Array | Draw | None, stats: Any
+        self, operands: Operands, allowed: Allowed, seed: Seed, stats: Any
     ) -> tuple[Array, Array | None]:
         from regard.pool.derivatives import smooth_outputs  # for derivatives only
 
@@ -137,7 +132,7 @@ class TiledPass(Layout):
 
 
 def visited_blocks(
-    plan: TilePlan, allowed: Allowed, active: Array | None = None
+    plan: TilePlan, allowed: Allowed, active: Flag = None
 ) -> tuple[Array, Array] | None:
     """First and last + 1 key block to visit, [groups, query_blocks] each; None: visit all.
 
@@ -168,16 +163,12 @@ def visited(
     return bounds[0][tiles.group, iq], bounds[1][tiles.group, iq]
 
 
-def _iterations(plan: TilePlan, active: Array | None) -> Array | int:
+def _iterations(plan: TilePlan, active: Flag) -> Array | int:
     return plan.groups if active is None else jnp.where(active, plan.groups, 0)
 
 
 def _forward(
-    plan: TilePlan,
-    operands: Operands,
-    allowed: Allowed,
-    seed: Array | Draw | None,
-    active: Array | None,
+    plan: TilePlan, operands: Operands, allowed: Allowed, seed: Seed, active: Flag
 ) -> tuple[Array, Any]:
     """Output [B, N, rows, V] and the per-query stats, leaves [B, N, rows]; zeros if not active."""
     bounds = visited_blocks(plan, allowed, active)
@@ -247,12 +238,7 @@ def _indices(count: int) -> Array:
 
 
 def _backward(
-    plan: TilePlan,
-    operands: Operands,
-    allowed: Allowed,
-    seed: Array | Draw | None,
-    active: Array | None,
-    rows: tuple[Array, Array, Any],
+    plan: TilePlan, operands: Operands, allowed: Allowed, seed: Seed, active: Flag, rows: Results
 ) -> Operands:
     """Cotangents of the operands; zeros if not active."""
     bounds = visited_blocks(plan, allowed, active)

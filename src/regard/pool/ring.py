@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from regard.dropout import Draw
+from regard.dropout import Draw, Seed
 from regard.mask import Allowed
 from regard.placement import Device, sequence_over, vary_as
 from regard.pool.backend import Backend, Problem, Request
@@ -29,7 +29,7 @@ from regard.pool.kernels.block_shapes import Blocks, current_blocks
 from regard.pool.layout import forced_tiling
 from regard.pool.pallas import kernel_for_parts
 from regard.pool.ring_shares import ROWS, Shares
-from regard.pool.score_plan import ScorePlan
+from regard.pool.score_plan import Flag, Results, ScorePlan
 from regard.pool.sequence_axis import SequenceAxis
 from regard.pool.xla_tiles import Operands, Tiling, make_operands, pad_rows
 from regard.score.contract import accumulation_dtype
@@ -138,7 +138,7 @@ class RingPass:
     part: Any
 
     def forward(
-        self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
+        self, operands: Operands, allowed: Allowed, seed: Array | None, active: Flag
     ) -> tuple[Array, Any]:
         if self.shares.over.inside:
             return self._local_forward(operands, _with_row_axes(allowed), seed, active)
@@ -153,8 +153,8 @@ class RingPass:
         operands: Operands,
         allowed: Allowed,
         seed: Array | None,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        active: Flag,
+        results: Results,
     ) -> Operands:
         if self.shares.over.inside:
             mask = _with_row_axes(allowed)
@@ -178,7 +178,7 @@ class RingPass:
         are gathered: for derivatives beyond the first, memory is linear in the whole sequence.
         """
         over, axes = self.shares.over, self.axes
-        draw: Array | Draw | None = seed
+        draw: Seed = seed
         if over.inside:
             rows = axes.T // over.size
             gather = functools.partial(lax.all_gather, axis_name=over.axis, axis=ROWS, tiled=True)
@@ -195,7 +195,7 @@ class RingPass:
     # Inside the ring ---------------------------------------------------------------------------
 
     def _local_forward(
-        self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
+        self, operands: Operands, allowed: Allowed, seed: Array | None, active: Flag
     ) -> tuple[Array, Any]:
         shares, normalize, axes = self.shares, self.tiled.normalize, self.axes
         operands, allowed, seed, active = self._own(operands, allowed, seed, active)
@@ -230,8 +230,8 @@ class RingPass:
         operands: Operands,
         allowed: Allowed,
         seed: Array | None,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        active: Flag,
+        results: Results,
     ) -> Operands:
         shares, pool = self.shares, self.part
         operands, allowed, seed, active = self._own(operands, allowed, seed, active)
@@ -324,7 +324,7 @@ class RingPass:
         return jax.tree.map(lambda a: lax.ppermute(a, self.shares.over.axis, onward), tree)
 
     def _own(
-        self, operands: Operands, allowed: Allowed, seed: Array | None, active: Array | None
+        self, operands: Operands, allowed: Allowed, seed: Array | None, active: Flag
     ) -> tuple[Operands, Allowed, Array | None, Array | None]:
         """What shard_map gave this device, as its pieces, and varying over the ring."""
         given = (operands, allowed, seed, active)

@@ -182,6 +182,10 @@ def _first_in_range(ranges: Sequence[Array]) -> Array | None:
     return taken
 
 
+Flag = Array | None  # a bool scalar; None is True
+Results = tuple[Array, Array, Any]  # what a backward pass starts from, see `Pass.backward`
+
+
 class Pass(Protocol):
     """Pools by one path of a plan, forward and backward; static and hashable.
 
@@ -190,18 +194,13 @@ class Pass(Protocol):
     """
 
     def forward(
-        self, operands: Any, allowed: Allowed, seed: Any, active: Array | None
+        self, operands: Any, allowed: Allowed, seed: Any, active: Flag
     ) -> tuple[Array, Any]:
         """Output [B, N, T, V] and what the backward pass needs per query, leaves [B, N, T]."""
         ...
 
     def backward(
-        self,
-        operands: Any,
-        allowed: Allowed,
-        seed: Any,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        self, operands: Any, allowed: Allowed, seed: Any, active: Flag, results: Results
     ) -> Any:
         """Cotangents of the operands, from (d out, out, the leaves).
 
@@ -262,7 +261,7 @@ class Passes(NamedTuple):
             wide = outs[1].dtype
             out = jnp.sum(d_out.astype(wide) * out.astype(wide), -1) - cotangents[1]
 
-        def run(path: int, active: Array | None) -> Any:
+        def run(path: int, active: Flag) -> Any:
             results = (d_out, out, stats)
             return self.run(path, "backward", operands[path], allowed, seed, active, results)
 
@@ -342,7 +341,7 @@ def _outputs(
     backward pass: these have no derivative.
     """
 
-    def run(path: int, active: Array | None) -> tuple[Array, Any]:
+    def run(path: int, active: Flag) -> tuple[Array, Any]:
         return static.run(path, "forward", operands[path], allowed, seed, active)
 
     every = range(len(static.passes))

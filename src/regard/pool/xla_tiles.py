@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from regard.dropout import Draw, keep_scale
+from regard.dropout import Draw, Seed, keep_scale
 from regard.mask import Allowed
 from regard.normalize import Normalizer
 from regard.pool.backend import Problem
@@ -133,12 +133,7 @@ class Tiles:
     """The tiles of one group of examples."""
 
     def __init__(
-        self,
-        plan: TilePlan,
-        operands: Operands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        group: Array,
+        self, plan: TilePlan, operands: Operands, allowed: Allowed, seed: Seed, group: Array
     ):
         self.plan, self.seed, self.group = plan, seed, group
         size = plan.tiling.block_b

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.dropout import Draw
+from regard.dropout import Seed
 from regard.mask import Allowed
 from regard.normalize.contract import Normalizer
 from regard.pool.kernels.backward_narrow import Cotangents, backward_narrow
@@ -37,6 +37,7 @@ from regard.pool.kernels.padding import (
     with_delta,
 )
 from regard.pool.kernels.tile import LOG2_E, NO_ENTRY, OF_TOKENS, FeatureScore, KernelPlan
+from regard.pool.score_plan import Flag, Results
 from regard.pool.xla_tiles import Operands, pad_distances
 from regard.score.contract import (
     Expansion,
@@ -125,11 +126,7 @@ class FeaturePass(KernelDerivatives):
         return Operands(None, operands.expansion, query, key, operands.value, *biases)
 
     def forward(
-        self,
-        operands: FeatureOperands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
+        self, operands: FeatureOperands, allowed: Allowed, seed: Seed, active: Flag
     ) -> tuple[Array, Any]:
         dtype = self._forward_dtype(operands)
         plain = self.softcap is None and operands.bias is None and self.regime is None
@@ -145,11 +142,7 @@ class FeaturePass(KernelDerivatives):
         return out[:, :, :T, :V], jax.tree.map(lambda stat: stat[:, :, :T], stats)
 
     def prepared(
-        self,
-        operands: FeatureOperands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        kernel: str,
+        self, operands: FeatureOperands, allowed: Allowed, seed: Seed, kernel: str
     ) -> tuple[KernelPlan, dict[str, Array], KernelMask]:
         """What a Triton-lowered kernel of the forward pass takes, without bounds; in the caller's
         layout where rows are features.
@@ -176,9 +169,9 @@ class FeaturePass(KernelDerivatives):
         self,
         operands: FeatureOperands,
         allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        seed: Seed,
+        active: Flag,
+        results: Results,
     ) -> FeatureOperands:
         narrow = self._narrow_blocks(operands)
         static, sizes = self._static(operands, "backward", narrow)
@@ -427,7 +420,7 @@ class FeaturePass(KernelDerivatives):
         psi: Array,
         operands: FeatureOperands,
         mask: KernelMask,
-        seed: Array | Draw | None,
+        seed: Seed,
     ) -> dict[str, Array]:
         """What kernels read, by name, but for their bounds."""
         assert isinstance(static.score, FeatureScore)
@@ -472,9 +465,7 @@ def _cut(found: Array | None, size: int, like: Array | None) -> Array | None:
     return found[:, :, :size].astype(like.dtype)
 
 
-def zeroes_values(
-    device: str, dtypes: tuple[Any, Any], allowed: Allowed, seed: Array | Draw | None
-) -> bool:
+def zeroes_values(device: str, dtypes: tuple[Any, Any], allowed: Allowed, seed: Seed) -> bool:
     """Whether a forward pass itself zeroes the values that every query masks: hopper.py does, where
     these lie past every query's end.
 
@@ -484,9 +475,7 @@ def zeroes_values(
     return allowed.start is None and _fits_hopper(device, dtypes, allowed, seed)
 
 
-def _fits_hopper(
-    device: str, dtypes: tuple[Any, Any], allowed: Allowed, seed: Array | Draw | None
-) -> bool:
+def _fits_hopper(device: str, dtypes: tuple[Any, Any], allowed: Allowed, seed: Seed) -> bool:
     """16-bit numbers, ranges and no other mask, no dropout; forward.py does the rest."""
     half = all(dtype in (jnp.bfloat16, jnp.float16) for dtype in dtypes)
     ranges_only = not allowed.segment_ids and not allowed.arrays

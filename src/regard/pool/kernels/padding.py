@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from regard.dropout import Draw, first_rows, key_words, row_words
+from regard.dropout import Draw, Seed, first_rows, key_words, row_words
 from regard.mask import Allowed
 from regard.normalize import Softmax
 from regard.normalize.contract import Normalizer
 from regard.placement import current_platform, vary_as
 from regard.pool.blockwise import TiledPass
 from regard.pool.kernels.tile import LOG2_E, KernelPlan
+from regard.pool.score_plan import Results
 from regard.pool.tile import kernel_bounds, query_bounds
 from regard.pool.xla_tiles import Operands
 from regard.shapes import Axes
@@ -114,9 +115,7 @@ def pad_mask(allowed: Allowed, axes: Axes, T: int, S: int) -> KernelMask:
     return KernelMask(rows(start), rows(end), ids, keys, table)
 
 
-def pad_results(
-    static: KernelPlan, results: tuple[Array, Array, Any], dtype: Any
-) -> dict[str, Array]:
+def pad_results(static: KernelPlan, results: Results, dtype: Any) -> dict[str, Array]:
     """What the backward pass reads per query, by name: from (d out, out, log2-sum-exp2 or stats).
 
     Instead of the output, sum_v d_out · out, [B, N, T], is enough.
@@ -149,7 +148,7 @@ def with_delta(static: KernelPlan, arrays: dict[str, Array], mask: KernelMask) -
     return arrays | dict(delta=regime_delta(whole, arrays | {"bounds": bounds}, static.regime))
 
 
-def pad_dropout(seed: Array | Draw | None, axes: Axes, T: int, S: int) -> dict[str, Array]:
+def pad_dropout(seed: Seed, axes: Axes, T: int, S: int) -> dict[str, Array]:
     """The words of rows, [B, N, T], and of keys, [1, 1, S]; by name. Nothing without dropout."""
     if seed is None:
         return {}

@@ -15,7 +15,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.dropout import Draw, is_kept
+from regard.dropout import Seed, is_kept
 from regard.mask import Allowed
 from regard.placement import kernel_result, vary_as
 from regard.pool.kernels.padding import pad_dropout, round_up
@@ -25,6 +25,7 @@ from regard.pool.kernels.tanh_pass import TanhOperands, TanhPass, _centered, _he
 from regard.pool.kernels.tanh_tile import tanh_scores
 from regard.pool.kernels.tanh_walk import WalkBlocks
 from regard.pool.kernels.tile import LOG2_E
+from regard.pool.score_plan import Flag, Results
 from regard.score.contract import matmul_precision, repeat_heads
 from regard.shapes import Axes
 
@@ -43,11 +44,7 @@ class DenseTanhPass(TanhPass):
     """`TanhPass` for short sequences and softmax."""
 
     def forward(
-        self,
-        operands: TanhOperands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
+        self, operands: TanhOperands, allowed: Allowed, seed: Seed, active: Flag
     ) -> tuple[Array, Any]:
         scores, _ = self._scores(operands, allowed)
         top = scores.max(-1)
@@ -61,12 +58,7 @@ class DenseTanhPass(TanhPass):
         return (out / total[..., None]).astype(operands.value.dtype), lse
 
     def backward(
-        self,
-        operands: TanhOperands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        self, operands: TanhOperands, allowed: Allowed, seed: Seed, active: Flag, results: Results
     ) -> TanhOperands:
         d_out, delta, stats = results
         if delta.ndim == d_out.ndim:
@@ -130,7 +122,7 @@ class DenseTanhPass(TanhPass):
         taken = allowed.dense(self.axes)
         return (scores if taken is None else jnp.where(taken, scores, -jnp.inf)), slope
 
-    def _kept(self, weights: Array, seed: Array | Draw | None) -> Array:
+    def _kept(self, weights: Array, seed: Seed) -> Array:
         """After dropout."""
         if seed is None:
             return weights

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.mask import Allowed
+from regard.pool.score_plan import Flag, Results
 from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
 
@@ -40,12 +41,7 @@ class WideValues:
         return jnp.concatenate([out for out, _ in found], axis=-1), found[0][1]
 
     def backward(
-        self,
-        operands: Any,
-        allowed: Allowed,
-        seed: Any,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        self, operands: Any, allowed: Allowed, seed: Any, active: Flag, results: Results
     ) -> Any:
         d_out, delta, lse = results
         if delta.ndim == d_out.ndim:
