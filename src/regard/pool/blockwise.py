@@ -20,7 +20,7 @@ from regard.placement import Device, vary_as
 from regard.pool import few_queries
 from regard.pool.backend import Backend, Problem, Request
 from regard.pool.layout import Layout, forced_tiling
-from regard.pool.score_plan import Flag, Results, ScorePlan
+from regard.pool.score_plan import Flag, Results, ScorePlan, row_delta
 from regard.pool.tile import block_bounds, soft_cap_slope
 from regard.pool.xla_tiles import (
     Operands,
@@ -340,7 +340,7 @@ def _delta(
     if normalize.delta == "none":
         return None
     if normalize.delta == "output":
-        return out if out.ndim < d_out.ndim else jnp.sum(d_out * out, -1)
+        return row_delta((d_out, out, stats), plan.wide)
 
     spread = jax.tree.map(lambda a: a[..., None], stats)  # [Z, q, 1]
 

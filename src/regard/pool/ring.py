@@ -29,7 +29,7 @@ from regard.pool.kernels.block_shapes import Blocks, current_blocks
 from regard.pool.layout import forced_tiling
 from regard.pool.pallas import kernel_for_parts
 from regard.pool.ring_shares import ROWS, Shares
-from regard.pool.score_plan import Flag, Results, ScorePlan
+from regard.pool.score_plan import Flag, Results, ScorePlan, row_delta
 from regard.pool.sequence_axis import SequenceAxis
 from regard.pool.xla_tiles import Operands, Tiling, make_operands, pad_rows
 from regard.score.contract import accumulation_dtype
@@ -236,12 +236,8 @@ class RingPass:
         shares, pool = self.shares, self.part
         operands, allowed, seed, active = self._own(operands, allowed, seed, active)
         wide = self._wide(operands)
-        d_out, out, stats = results
         # Once, and not for every piece: then the output need not be kept.
-        delta = out
-        if out.ndim == d_out.ndim:
-            delta = jnp.sum(d_out.astype(wide) * out.astype(wide), -1)
-        results = shares.spread((d_out, delta, stats))
+        results = shares.spread((results[0], row_delta(results, wide), results[2]))
         zeros = functools.partial(jax.tree.map, lambda a: jnp.zeros(a.shape, wide))
         add = functools.partial(jax.tree.map, lambda total, d: total + d.astype(wide))
 

@@ -186,6 +186,12 @@ Flag = Array | None  # a bool scalar; None is True
 Results = tuple[Array, Array, Any]  # what a backward pass starts from, see `Pass.backward`
 
 
+def row_delta(results: Results, dtype: Any) -> Array:
+    """sum_v d_out · out, [B, N, T], of a backward pass; as given, where it was given."""
+    d_out, out, _ = results
+    return out if out.ndim < d_out.ndim else jnp.sum(d_out.astype(dtype) * out.astype(dtype), -1)
+
+
 class Pass(Protocol):
     """Pools by one path of a plan, forward and backward; static and hashable.
 

@@ -161,8 +161,10 @@ def _per_key(static: KernelPlan, arrays: dict[str, Array], mask: KernelMask) -> 
 
         def visit(iq: Array, total: Array, masked: bool) -> Array:
             rows = pl.ds(iq * blocks.queries, blocks.queries)
-            weights = _weights(static, named, scores_of(rows), rows, keys, True, masked)
-            return total + weights.sum(axis=1)
+            found = recomputed_weights(
+                static, named, scores_of(rows), rows, keys, flipped=True, masked=masked
+            )
+            return total + found.weights.sum(axis=1)
 
         zeros = jnp.zeros((blocks.keys,), jnp.float32)
         plt.store(out.at[keys], visit_all(named, visits(named, block), visit, zeros))
@@ -219,9 +221,11 @@ def _picture(
 
             def visit(ik: Array, total: Array, masked: bool) -> Array:
                 keys = pl.ds(ik * blocks.keys, blocks.keys)
-                weights = _weights(static, named, scores_of(keys), rows, keys, False, masked)
+                found = recomputed_weights(
+                    static, named, scores_of(keys), rows, keys, flipped=False, masked=masked
+                )
                 across = plt.load(named["column_bins"].at[keys])[:, None] == at
-                for part in _bfloat16_parts(weights, parts):
+                for part in _bfloat16_parts(found.weights, parts):
                     total = total + dot(part, across.astype(jnp.bfloat16), (1, 0), None)
                 return total
 
@@ -274,20 +278,6 @@ def _scores(
     mine, theirs = ("key", "query") if flipped else ("query", "key")
     features = plt.load(named[mine].at[own, :])
     return lambda other: score.of(features, plt.load(named[theirs].at[other, :]))
-
-
-def _weights(
-    static: KernelPlan,
-    named: dict[str, Any],
-    scores: Array,
-    rows: Any,
-    keys: Any,
-    flipped: bool,
-    masked: bool,
-) -> Array:
-    scores, _ = finish_scores(static, named, scores, rows, keys, flipped=flipped)
-    tile = (static, named, scores, rows, keys)
-    return recomputed_weights(*tile, flipped=flipped, masked=masked).weights
 
 
 def _bfloat16_parts(values: Array, count: int) -> list[Array]:

@@ -15,7 +15,7 @@ from regard.normalize.contract import Normalizer
 from regard.placement import current_platform, vary_as
 from regard.pool.blockwise import TiledPass
 from regard.pool.kernels.tile import LOG2_E, KernelPlan
-from regard.pool.score_plan import Results
+from regard.pool.score_plan import Results, row_delta
 from regard.pool.tile import kernel_bounds, query_bounds
 from regard.pool.xla_tiles import Operands
 from regard.shapes import Axes
@@ -120,9 +120,7 @@ def pad_results(static: KernelPlan, results: Results, dtype: Any) -> dict[str, A
 
     Instead of the output, sum_v d_out · out, [B, N, T], is enough.
     """
-    d_out, delta, stats = results
-    if delta.ndim == d_out.ndim:
-        delta = jnp.sum(d_out.astype(jnp.float32) * delta.astype(jnp.float32), -1)
+    (d_out, _, stats), delta = results, row_delta(results, jnp.float32)
     if static.regime is not None and static.regime.delta != "output":
         delta = jnp.zeros_like(delta)
     found = dict(

@@ -25,7 +25,7 @@ from regard.pool.kernels.tanh_pass import TanhOperands, TanhPass, _centered, _he
 from regard.pool.kernels.tanh_tile import tanh_scores
 from regard.pool.kernels.tanh_walk import WalkBlocks
 from regard.pool.kernels.tile import LOG2_E
-from regard.pool.score_plan import Flag, Results
+from regard.pool.score_plan import Flag, Results, row_delta
 from regard.score.contract import matmul_precision, repeat_heads
 from regard.shapes import Axes
 
@@ -60,9 +60,7 @@ class DenseTanhPass(TanhPass):
     def backward(
         self, operands: TanhOperands, allowed: Allowed, seed: Seed, active: Flag, results: Results
     ) -> TanhOperands:
-        d_out, delta, stats = results
-        if delta.ndim == d_out.ndim:
-            delta = jnp.sum(d_out.astype(jnp.float32) * delta.astype(jnp.float32), -1)
+        (d_out, _, stats), delta = results, row_delta(results, jnp.float32)
         scores, slope = self._scores(operands, allowed)
         lse = jnp.where(stats == -jnp.inf, jnp.inf, self.log_sum(stats))  # an empty row: no weight
         weights = jnp.exp(scores - lse[..., None])

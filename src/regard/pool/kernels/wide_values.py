@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.mask import Allowed
-from regard.pool.score_plan import Flag, Results
+from regard.pool.score_plan import Flag, Results, row_delta
 from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
 
@@ -43,9 +43,7 @@ class WideValues:
     def backward(
         self, operands: Any, allowed: Allowed, seed: Any, active: Flag, results: Results
     ) -> Any:
-        d_out, delta, lse = results
-        if delta.ndim == d_out.ndim:
-            delta = jnp.sum(d_out.astype(jnp.float32) * delta.astype(jnp.float32), -1)
+        (d_out, _, lse), delta = results, row_delta(results, jnp.float32)
         found = []
         for columns in self._columns():
             part = (d_out[..., columns], delta, lse)
