@@ -20,10 +20,10 @@ from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of
 from regard.pool.backend import BiasFacts, Pages, Problem, Request
 from regard.pool.sequence_axis import SequenceAxis
-from regard.score.contract import Score, promote, require_pytree
+from regard.score.contract import Score, promote
 from regard.score.dot import Dot
 from regard.score.positions import Placement, as_int32, default_positions
-from regard.shapes import Axes, as_array, check, shape_error
+from regard.shapes import Axes, as_array, check, require_pytree, shape_error
 
 DOT = Dot()  # the default: known from a dot product that the caller asked for
 

@@ -1,5 +1,7 @@
 """Axes by rank: checks the shapes of a call once, at the front door, and names its sizes.
 
+The checks that scores make of their own arguments are here too.
+
 (T, D) one example, (B, T, D) a batch, (B, T, N, D) a batch with heads. Inside, everything is
 [B, N, T, D] with key heads K dividing N; the legend is B batch, T queries, S keys, N heads,
 K key heads, Hq and Hk query and key widths, V value width.
@@ -8,6 +10,7 @@ K key heads, Hq and Hk query and key widths, V value width.
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -186,3 +189,21 @@ def shape_error(rule: str, arrays: dict[str, Array], axes: Axes | None, fix: str
     if axes is not None:
         text += f" for query {list(axes.query_shape())}, key {list(axes.key_shape())}"
     return ValueError(text + "." + (f" Fix: {fix}." if fix else ""))
+
+
+def require_pytree(score: object) -> None:
+    """Raises TypeError unless the score is a pytree; one without attributes becomes one."""
+    if not any(leaf is score for leaf in jax.tree.leaves(score)):
+        return
+    cls, name = type(score), type(score).__name__
+    if not getattr(score, "__dict__", None):
+        jax.tree_util.register_pytree_node(
+            cls, lambda _: ((), None), lambda _aux, _leaves: cls.__new__(cls)
+        )
+        return
+    raise TypeError(
+        f"a score with parameters must be a pytree, so that JAX can trace and differentiate them. "
+        f"Got {name} with {', '.join(vars(score))}. Fix: @jax.tree_util.register_dataclass above "
+        f"@dataclass(frozen=True) on class {name}, with field(metadata=dict(static=True)) for what "
+        "is no number."
+    )

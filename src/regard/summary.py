@@ -19,14 +19,14 @@ from regard.front_door import Pipeline, prepare
 from regard.memory import Memory
 from regard.placement import Device, on_device, vary_as
 from regard.pool.backend import Problem, Request
-from regard.pool.blockwise import TiledPass, pool_query_block, sweeper, visited_blocks
-from regard.pool.layout import forced_tiling
+from regard.pool.blockwise import TiledPass, pool_query_block, sweeper
+from regard.pool.layout import forced_tiling, join, visited_blocks
 from regard.pool.merge import sink_rows, with_sink
 from regard.pool.pallas import Settings as KernelSettings
 from regard.pool.pallas import look, settings_of_look
 from regard.pool.score_plan import ScorePath, ScorePlan
 from regard.pool.tile import bins_of
-from regard.pool.xla_tiles import TilePlan, Tiles, Tiling, join, make_operands
+from regard.pool.xla_tiles import TilePlan, Tiles, Tiling, make_operands
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes

@@ -16,8 +16,8 @@ from regard.normalize import Normalizer, Softmax
 from regard.placement import device_of, on_device
 from regard.pool.backend import Problem, Request
 from regard.pool.choose import choose
-from regard.score.contract import Score, accumulation_dtype, require_pytree
-from regard.shapes import check_scores
+from regard.score.contract import Score, accumulation_dtype
+from regard.shapes import check_scores, require_pytree
 
 
 def weights(

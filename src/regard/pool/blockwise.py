@@ -19,17 +19,15 @@ from regard.mask import Allowed
 from regard.placement import Device, vary_as
 from regard.pool import few_queries
 from regard.pool.backend import Backend, Problem, Request
-from regard.pool.layout import Layout, forced_tiling
+from regard.pool.layout import Layout, forced_tiling, join, pad_rows, visited_blocks
 from regard.pool.score_plan import Flag, Results, ScorePlan, row_delta
-from regard.pool.tile import block_bounds, soft_cap_slope
+from regard.pool.tile import soft_cap_slope
 from regard.pool.xla_tiles import (
     Operands,
     TilePlan,
     Tiles,
     Tiling,
-    join,
     make_operands,
-    pad_rows,
 )
 from regard.score.distances import sum_distances
 from regard.shapes import Axes
@@ -129,29 +127,6 @@ class TiledPass(Layout):
         from regard.pool.derivatives import smooth_outputs  # for derivatives only
 
         return smooth_outputs(self, operands, allowed, seed, stats)
-
-
-def visited_blocks(
-    plan: TilePlan, allowed: Allowed, active: Flag = None
-) -> tuple[Array, Array] | None:
-    """First and last + 1 key block to visit, [groups, query_blocks] each; None: visit all.
-
-    Where `active` is False nothing is visited. To skip the loop around is not enough: with one
-    group of examples its body depends on no index, and XLA moves it out of the loop and runs it.
-    """
-    if allowed.everything() and active is None:
-        return None
-    ranges = (allowed.start, allowed.end, allowed.segment_ids)
-    bounds = block_bounds(*ranges, plan.query_blocks, plan.key_blocks, plan.tiling.block_k)
-
-    def over_group(bound: Array, reduce: Callable) -> Array:
-        """[B|1, N|1, query_blocks] -> [groups, query_blocks]."""
-        groups = 1 if bound.shape[0] == 1 else plan.groups
-        bound = reduce(bound.reshape(groups, -1, plan.query_blocks), axis=1)
-        return jnp.broadcast_to(bound, (plan.groups, plan.query_blocks))
-
-    low, high = over_group(bounds[0], jnp.min), over_group(bounds[1], jnp.max)
-    return low, high if active is None else jnp.where(active, high, low)
 
 
 def visited(

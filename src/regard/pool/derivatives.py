@@ -21,7 +21,8 @@ from jax.interpreters import ad, batching, mlir
 
 from regard.mask import Allowed
 from regard.placement import vary_as
-from regard.pool.xla_tiles import Operands, Tiles, join, pad_rows
+from regard.pool.layout import join, pad_rows
+from regard.pool.xla_tiles import Operands, Tiles
 
 if TYPE_CHECKING:
     from regard.pool.blockwise import TiledPass

@@ -26,12 +26,12 @@ from regard.placement import Device, sequence_over, vary_as
 from regard.pool.backend import Backend, Problem, Request
 from regard.pool.blockwise import TiledPass
 from regard.pool.kernels.block_shapes import Blocks, current_blocks
-from regard.pool.layout import forced_tiling
+from regard.pool.layout import forced_tiling, pad_rows
 from regard.pool.pallas import kernel_for_parts
 from regard.pool.ring_shares import ROWS, Shares
 from regard.pool.score_plan import Flag, Results, ScorePlan, row_delta
 from regard.pool.sequence_axis import SequenceAxis
-from regard.pool.xla_tiles import Operands, Tiling, make_operands, pad_rows
+from regard.pool.xla_tiles import Operands, Tiling, make_operands
 from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
 

@@ -24,7 +24,6 @@ from regard.score.contract import (
     as_multiplied,
     over_heads,
     promote,
-    require_pytree,
     with_heads,
 )
 from regard.score.gaussian import center_of
@@ -37,6 +36,7 @@ from regard.score.side_by_side import (
     side_by_side,
     width_of,
 )
+from regard.shapes import require_pytree
 
 
 class Inputs(NamedTuple):

@@ -336,24 +336,6 @@ class Lift:
         return scores
 
 
-def require_pytree(score: Score) -> None:
-    """Raises TypeError unless the score is a pytree; one without attributes becomes one."""
-    if not any(leaf is score for leaf in jax.tree.leaves(score)):
-        return
-    cls, name = type(score), type(score).__name__
-    if not getattr(score, "__dict__", None):
-        jax.tree_util.register_pytree_node(
-            cls, lambda _: ((), None), lambda _aux, _leaves: cls.__new__(cls)
-        )
-        return
-    raise TypeError(
-        f"a score with parameters must be a pytree, so that JAX can trace and differentiate them. "
-        f"Got {name} with {', '.join(vars(score))}. Fix: @jax.tree_util.register_dataclass above "
-        f"@dataclass(frozen=True) on class {name}, with field(metadata=dict(static=True)) for what "
-        "is no number."
-    )
-
-
 def promote(*dtypes: jnp.dtype) -> jnp.dtype:
     """The common dtype of mixed inputs, also where the user's JAX promotes nothing by itself."""
     with jax.numpy_dtype_promotion("standard"):

@@ -37,8 +37,9 @@ from regard.pool.kernels.padding import (
     with_delta,
 )
 from regard.pool.kernels.tile import LOG2_E, NO_ENTRY, OF_TOKENS, FeatureScore, KernelPlan
+from regard.pool.layout import pad_distances
 from regard.pool.score_plan import Flag, Results
-from regard.pool.xla_tiles import Operands, pad_distances
+from regard.pool.xla_tiles import Operands
 from regard.score.contract import (
     Expansion,
     Lift,
