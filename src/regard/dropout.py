@@ -62,7 +62,7 @@ def keep_scale(
 
 
 # A pair is hashed in two steps. The first is expensive and made once per row and once per key; the
-# second is seven integer instructions per pair, which a GPU can hide under its matrix products.
+# second is seven integer instructions per pair, which a GPU overlaps with its matrix products.
 
 Words = tuple[Array, Array]
 

@@ -100,17 +100,17 @@ def prepare(
     arrays = (query, key, value, allowed, bias, score)
     device, label = device or device_of(*arrays), score.label()
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
-    told = dict(query_positions=query_positions, key_positions=key_positions)
+    given_positions = dict(query_positions=query_positions, key_positions=key_positions)
     recalled = key
     if score.uses_positions():
-        places = at_hand or positions(told, axes, sequence)
+        places = at_hand or positions(given_positions, axes, sequence)
         by_default = at_hand is None and sequence is None
-        by_default = by_default and all(one is None for one in told.values())
+        by_default = by_default and all(one is None for one in given_positions.values())
         of_query, of_key = (one[:, None] for one in places)
         placement = Placement(query, key, of_query, of_key, by_default)
         score, query, key = score.placed(query, key, placement)
         axes = replace(axes, query_width=query.shape[-1], key_width=key.shape[-1])
-    elif at_hand is None and any(one is not None for one in told.values()):
+    elif at_hand is None and any(one is not None for one in given_positions.values()):
         raise ValueError(
             f"positions are of a regard.Memory and of scores with positions; {label} has none. "
             "Fix: leave query_positions= and key_positions= out; or score=regard.Rotary(...), or "
@@ -173,7 +173,7 @@ def positions(
 ) -> tuple[Array, Array]:
     """query_positions= and key_positions= as int32 [B|1, T] and [B|1, S]; None: by index."""
     found: list[Array] = list(default_positions(axes.T, axes.S))
-    if sequence is not None and sequence.inside:  # the arrays are one device's share
+    if sequence is not None and sequence.inside:  # the arrays are one device's shard
         whole = default_positions(axes.T * sequence.size, axes.S * sequence.size)
         device = jax.lax.axis_index(sequence.axis)
         found = [

@@ -148,12 +148,12 @@ _sequence: ContextVar[str | None] = ContextVar("sequence", default=None)
 
 
 def sequence_over(axis: str | None) -> AbstractContextManager[None]:
-    """Lifts traced inside get one device's share of queries and keys, over this mesh axis."""
+    """Lifts traced inside get one device's shard of queries and keys, over this mesh axis."""
     return with_value(_sequence, axis)
 
 
 def over_shares(reduce: str, found: Array) -> Array:
-    """A "sum", "min" or "max" over one device's share of the sequence -> that over all shares."""
+    """A "sum", "min" or "max" over one device's shard of the sequence -> that over all shards."""
     axis = _sequence.get()
     if axis is None:
         return found

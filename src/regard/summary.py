@@ -1,7 +1,7 @@
-"""What the weights look like without the T×S matrix: per-query and per-key summaries, and pictures.
+"""The weights without the T×S matrix: per-query and per-key summaries, and pictures.
 
 Both run over tiles like blockwise pooling: once for the regime's per-query stats, once more to
-look at each tile's weights. On a GPU, softmax over a lift runs by two kernels instead
+compute each tile's weights. On a GPU, softmax over a lift runs by two kernels instead
 (pool/kernels/looking.py). Memory is linear in T and S.
 """
 
@@ -35,7 +35,7 @@ from regard.shapes import Axes
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Summary:
-    """What the weights look like, query by query and key by key.
+    """Statistics of the weights, query by query and key by key.
 
     Attributes:
         entropy: -sum_s alpha log alpha per query, in nats; (T,), (B, T) or (B, N, T).

@@ -1,4 +1,4 @@
-"""What `attend` does, to look at: its weights, its scores, which implementation runs and why."""
+"""What `attend` computes on the way: weights, scores, which implementation runs and why."""
 
 import functools
 from collections.abc import Sequence
@@ -143,7 +143,7 @@ def explain(
         reference runs: dense, 128 weights at once; scores by definition
 
     Args:
-        verbose: also say why each of the others does not run, and by which measured preferences.
+        verbose: also say why each of the others does not run, and which measured rules decided.
         implementation, options: all arguments of `attend`.
 
     Returns:

@@ -341,7 +341,7 @@ def test_rows_without_an_expansion_are_the_features(dtype):
 
 
 # ---------------------------------------------------------------------------------------------
-# blocks.py, and the whole without masks.
+# block_shapes.py, and all kernels without masks.
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward", "d keys", "d queries"])

@@ -173,7 +173,7 @@ class Allowed:
         """Visible keys and non-empty rows of combined conditions, one block of queries at a time.
 
         Each condition may allow a key to some query while no query meets all of them, so every
-        pair has to be looked at; a block of queries at a time, they are never held all at once.
+        pair has to be checked; a block of queries at a time, they are never held all at once.
         """
         block = QUERY_BLOCK
         if current_platform(self) == "gpu":

@@ -1,6 +1,6 @@
 """Keys and values prepared once and attended to many times: a decoder's cache, an encoder's states.
 
-A `Memory` stores keys as its score wants them (`Score.prepared`) and goes in the place of `key` in
+A `Memory` stores keys as its score needs them (`Score.prepared`) and goes in the place of `key` in
 `attend` and its relatives. front_door.py opens it: here is what it holds, how it grows, and what
 masks in positions of the whole text mean for the slots it has.
 """

@@ -156,7 +156,7 @@ def _held(memory: Memory) -> Array:
 
 
 def _same(given: Score, carried: Score) -> bool:
-    """Whether two scores are known to be equal, without looking at arrays."""
+    """Whether two scores are known to be equal, without comparing arrays."""
     structures: list[Any] = [jax.tree.structure(given), jax.tree.structure(carried)]
     if structures[0] != structures[1]:
         return False

@@ -117,7 +117,7 @@ class MultiHead:
     def _score(
         self, group: Group, params: Tree, query: Array, causal: bool = False
     ) -> tuple[Score, Array]:
-        """The score of a group of heads, with positions, and their queries as it wants them."""
+        """The score of a group of heads, with positions, and their queries in the form it takes."""
         own = params.get(group.name, {}) if group.name else {}
         score, query = group.learned.score(own, query)
         return self.positions.placed(score, params, group.heads, causal), query

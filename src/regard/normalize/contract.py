@@ -41,7 +41,7 @@ class Normalizer:
         bounded: whether the weights of `absorb` stay in [0, 1], so that they fit 16-bit numbers.
         learns: whether a gradient reaches the scores.
         delta: what it is: "output" means d_out . out, "none" means 0, "sweep" asks `balance`.
-        in_kernels: whether all pieces lower to a kernel, which knows no sorts and no gathers.
+        in_kernels: whether all pieces lower to a kernel, which has no sorts and no gathers.
         merges: whether rows over some keys and rows over the others can be merged.
     """
 

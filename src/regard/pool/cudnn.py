@@ -47,7 +47,7 @@ class MaskArguments(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What the call of cuDNN depends on besides the arrays.
+    """The static arguments of the call of cuDNN.
 
     Attributes:
         scale: a number that the score only multiplies by: the kernel multiplies, and there is no

@@ -112,7 +112,7 @@ def sum_over_blocks(tile: Callable[[Array], Any], count: int, like: Any) -> Any:
 
 
 class Residuals(NamedTuple):
-    """What the map depends on besides its linear input.
+    """Everything the map depends on, except its linear input.
 
     Attributes:
         outs: the outputs of the forward pass, of which tangents have the shapes.

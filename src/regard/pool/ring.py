@@ -1,10 +1,10 @@
 """Ring attention: a sequence sharded over the devices of a mesh axis (Liu et al. 2023).
 
-Each device keeps its own queries. Keys and values travel round the ring, one device further at
+Each device keeps its own queries. Keys and values travel around the ring, one device further at
 every step, while the device pools over those that it holds, and partial results are merged: the
 kernels of a GPU pool scores with a lift, blockwise.py the others. In the backward pass the same
 keys travel again, their gradients with them, so that both are home after one circuit. No device
-ever holds more than its share and one that passes through: memory is linear in the share.
+ever holds more than its shard and one that passes through: memory is linear in the shard.
 
 In causal order the last device would have the most work and the first next to none. There each
 device takes two chunks of the sequence, one from the front and its mirror image from the back
@@ -52,7 +52,7 @@ class Settings(NamedTuple):
 
 
 class Ring(Backend):
-    """A sequence sharded over a mesh axis; memory linear in each device's share."""
+    """A sequence sharded over a mesh axis; memory linear in each device's shard."""
 
     name = "ring"
     takes_sharded_sequences = True
@@ -73,7 +73,7 @@ class Ring(Backend):
         return None
 
     def describe(self, request: Request) -> str:
-        found = "keys and values travel round the mesh axis; memory linear in each device's share"
+        found = "keys and values travel around the mesh axis; memory linear in each device's shard"
         return found if _kernel_of(request) is None else f"{found}; lifted scores by kernels"
 
     def settings(self, request: Request) -> Settings:
@@ -93,7 +93,7 @@ class Ring(Backend):
             chunks = 1  # no padding is possible there, so halves must be equal
         axes = over.whole(axes)
         with sequence_over(over.axis if over.inside else None):
-            # Another lift would take one share of the keys for all of them.
+            # Another lift would take one shard of the keys for all of them.
             lifted = problem.score.sums_over_shares or not over.inside
             plan = ScorePlan.of(problem, lifted=lifted)
         if plan.taken is not None and over.inside:  # all devices take the same path
@@ -126,7 +126,7 @@ def _kernel_of(request: Request) -> str | None:
 
 @dataclass(frozen=True)
 class RingPass:
-    """A `Pass` whose arrays are whole outside and shares inside.
+    """A `Pass` whose arrays are global outside of shard_map and shards inside.
 
     Attributes:
         part: pools one block of a device's queries over one piece of keys: `tiled`, or kernels.
@@ -174,7 +174,7 @@ class RingPass:
     def smooth(
         self, operands: Operands, allowed: Allowed, seed: Array | None, stats: Any
     ) -> tuple[Array, Array | None]:
-        """On whole arrays; inside the caller's shard_map, this share of queries and all keys, which
+        """On whole arrays; inside the caller's shard_map, this shard of queries and all keys, which
         are gathered: for derivatives beyond the first, memory is linear in the whole sequence.
         """
         over, axes = self.shares.over, self.axes
@@ -293,7 +293,7 @@ class RingPass:
         first: Array,
         index: Array,
     ) -> tuple[Operands, Allowed, Draw | None]:
-        """The problem of one block of this device's queries and the keys at hand."""
+        """The problem of one block of this device's queries and the piece of keys it holds now."""
         shares = self.shares
 
         def in_piece(bound: Array | None) -> Array | None:
@@ -314,7 +314,7 @@ class RingPass:
         return replace(operands, query=query, key=key, value=value), ranges, draw
 
     def _pass_on(self, tree: Any) -> Any:
-        """One device further round the ring."""
+        """One device further around the ring."""
         size = self.shares.over.size
         onward = [(i, (i + 1) % size) for i in range(size)]
         return jax.tree.map(lambda a: lax.ppermute(a, self.shares.over.axis, onward), tree)

@@ -1,4 +1,4 @@
-"""How a ring shares a sequence: which device has which rows, and how it cuts its part.
+"""How a ring shards a sequence: which device has which rows, and how it cuts its shard.
 
 Inside the ring a device holds one chunk of rows, or two under causal order ("zigzag"): one from the
 front of the sequence and its mirror image from the back.
@@ -30,7 +30,7 @@ class Shares:
         rows, keys: of one chunk; the last ones may be padding.
         row_blocks: blocks of a device's queries, pooled one after the other.
         key_pieces: pieces of a device's keys, which travel one by one, so that a device holds one
-            piece besides its share, and not a second share.
+            piece in addition to its shard, and not a second shard.
     """
 
     over: SequenceAxis

@@ -228,13 +228,13 @@ class Pass(Protocol):
 
 
 class ShardablePass(Pass, Protocol):
-    """A pass that can pool one device's share of the batch and of the heads by itself."""
+    """A pass that can pool one device's shard of the batch and of the heads by itself."""
 
     @property
     def axes(self) -> Axes: ...
 
     def share(self, axes: Axes) -> "ShardablePass":
-        """The same pass for a share of that size."""
+        """The same pass for a shard of that size."""
         ...
 
 
@@ -303,7 +303,7 @@ class Passes(NamedTuple):
 def run_pass(
     one: Any, direction: str, inputs: tuple[Any, ...], device: Device, *, sharded: bool
 ) -> Any:
-    """one.forward(*inputs) or one.backward(*inputs), of a pass or of what looks at weights.
+    """one.forward(*inputs) or one.backward(*inputs), of a pass or of a summary of the weights.
 
     Args:
         sharded: as in `Passes`.

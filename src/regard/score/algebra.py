@@ -349,7 +349,7 @@ class Scaled(Score):
         return self.score.projects_keys()
 
     def _alone(self) -> Score | None:
-        """The same score without this class, where its own has room for the factor."""
+        """The same score without this class, where its own class can hold the factor."""
         return self.score.scaled(jnp.asarray(self.factor))
 
 

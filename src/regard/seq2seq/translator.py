@@ -140,7 +140,7 @@ class Translator:
             texts: any strings, a sentence each.
             search: the beam, the length penalty, and the rest.
             n_best: how many translations of each text are wanted, at most the beam.
-            replace_unknown: whether `<unk>` becomes the source word that the model looked at.
+            replace_unknown: whether `<unk>` becomes the source word that the model attended to.
             adapt: whether a text that is no ordinary sentence (all capitals, no capitals, no full
                 stop, markup, addresses, letters that the vocabulary lacks) is also read in the form
                 of one, and the reading with the best score is taken; see `readings`. An ordinary
@@ -183,7 +183,7 @@ class Translator:
     def _stand_ins(self) -> tuple[str, ...]:
         """Names that the model copies unchanged, the commonest first; see `readings`.
 
-        They are common entries of both vocabularies. Translating each alone tells which are copied.
+        They are common entries of both vocabularies. Translating each alone shows which are copied.
         """
         source, target = self.tokenizers.source, set(self.tokenizers.target.pieces)
         words = [
@@ -225,9 +225,9 @@ class Translator:
             look: which weights align a target word: "writing", those of the step that writes it;
                 "reading", those of the next step, which reads it; "explaining", the posterior of
                 the first given the word (`explaining.py`). The first is Bahdanau's own; the second
-                aligns better for some models (Chen et al. 2020); the third knows the word and
-                aligns best, of recurrent models only. A Transformer's weights are the mean over
-                the heads of its last decoder layer but one; see `looks`.
+                aligns better for some models (Chen et al. 2020); the third takes account of the
+                word and aligns best, of recurrent models only. A Transformer's weights are the
+                mean over the heads of its last decoder layer but one; see `looks`.
             batch_tokens, progress: as for `translate`; explaining takes 2,048 tokens at most.
 
         Returns:

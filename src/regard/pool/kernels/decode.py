@@ -40,7 +40,7 @@ class RowScore(Protocol):
         columns: numbers of a stored key.
         width: the same, rounded up to a power of two: columns of a tile.
         sums: shapes of what the backward pass sums over keys; float32.
-        carried: their shapes while a program walks its keys, `summed` at the end.
+        carried: their shapes while a program loops over its keys, `summed` at the end.
     """
 
     @property

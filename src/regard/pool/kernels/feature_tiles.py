@@ -40,7 +40,7 @@ class FeatureTiles:
 
     @property
     def checks_varying(self) -> bool:
-        """JAX's interpreter of kernels does not know what varies over a mesh."""
+        """False in interpret mode, which does not track what varies over a mesh."""
         return self.kernel.device != "interpret"
 
     def forward(

@@ -19,7 +19,7 @@ from regard.score.narrow_features import NarrowExpansion
 
 # Rows of one program: each coefficient that it loads serves all of them. In the forward pass as
 # many as leave no register spilled, compiled for sm_90: WIDE of up to MOST_FEATURES. The backward
-# pass loads less for each product, and hides what it waits for behind other programs.
+# pass loads less for each product, and other programs run while it waits for loads.
 ROWS, WIDE, MOST_FEATURES = 16, 32, 8
 BACKWARD_ROWS, BACKWARD_UNROLLED = 8, 3  # one H200, [8, 4096, 64]: 53 µs, and 112 µs of 16 by 1
 

@@ -64,7 +64,7 @@ class KernelMask(NamedTuple):
     table: Array | None
 
     def arrays(self) -> dict[str, Array]:
-        """By the names that kernels know."""
+        """By the names that kernels read them by."""
         named = dict(start=self.start, end=self.end, keys_taken=self.keys, table=self.table)
         for i, (query_ids, key_ids) in enumerate(self.ids):
             named |= {f"query_ids{i}": query_ids, f"key_ids{i}": key_ids}

@@ -49,7 +49,7 @@ class WideValues:
             part = (d_out[..., columns], delta, lse)
             given = _with_values(operands, columns)
             found.append(self._part(columns).backward(given, allowed, seed, active, part))
-            delta = jnp.zeros_like(delta)  # the whole of it counts once
+            delta = jnp.zeros_like(delta)  # delta counts once, not once per part
         d_value = jnp.concatenate([part.value for part in found], axis=-1)
         found = [replace(part, value=None) for part in found]
 

@@ -25,7 +25,7 @@ class LayerWeights(NamedTuple):
 
     Attributes:
         weights: float32 (layers, heads, T, S).
-        query_labels, key_labels: the T tokens that look, and the S that are looked at.
+        query_labels, key_labels: the T query tokens and the S key tokens.
     """
 
     weights: np.ndarray
@@ -50,7 +50,7 @@ def layer_weights(
     )
     sides = {
         "encoder": ((*ends[0], END), (*ends[0], END)),
-        # The decoder reads a token behind, and looks at the source to write the next one.
+        # The decoder reads a token behind, and attends to the source to write the next one.
         "decoder": ((BEGIN, *ends[1]), (BEGIN, *ends[1])),
         "cross": ((*ends[1], END), (*ends[0], END)),
     }

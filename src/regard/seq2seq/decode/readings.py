@@ -26,7 +26,7 @@ from regard.seq2seq.text.words import Words, split_words
 from regard.seq2seq.translation import Translation
 
 MOST = 8  # readings of a text
-UNREADABLE = 2 / 3  # a text with a larger share of unreadable letters is not translated
+UNREADABLE = 2 / 3  # a text with a larger fraction of unreadable letters is not translated
 _NUMERALS = tuple(str(number) for number in (20, 12, 50, 30, 15, 40, 60, 80, 70, 90))
 
 # Gives names that the model copies unchanged, the commonest first.

@@ -24,7 +24,7 @@ class _Word:
     Attributes:
         text, glued: as in `Words`.
         weights: [S], over the words of the text.
-        source: the word of the text that it looks at most; -1 for none.
+        source: the word of the text that it attends to most; -1 for none.
     """
 
     text: str
@@ -52,10 +52,10 @@ def restored(source: Source, drafts: Sequence[Sequence[Draft]]) -> list[Translat
     long = {span for spans in kept for span in spans if span.kind == "number"}
     found: list[tuple[tuple, list[Translation]]] = []
     for reading, spans, of_reading in zip(source.readings, kept, drafts, strict=True):
-        told = [_restored(text, reading, draft) for draft in of_reading]
-        if not (told := [(placed, one) for placed, one in told if one.text]):
+        placed_drafts = [_restored(text, reading, draft) for draft in of_reading]
+        if not (placed_drafts := [(placed, one) for placed, one in placed_drafts if one.text]):
             continue
-        placed, first = told[0]
+        placed, first = placed_drafts[0]
         numbers = all(_has_number(first.text, text, span) for span in long)
         helped = not long.isdisjoint(spans)
         score = (
@@ -65,10 +65,10 @@ def restored(source: Source, drafts: Sequence[Sequence[Draft]]) -> list[Translat
         )
         merits = (placed, numbers, not helped, score)
         if not reading.rescue or placed:
-            found.append((merits, [one for _, one in told]))
+            found.append((merits, [one for _, one in placed_drafts]))
     if not found:
         return [source.copy()]
-    _, best = max(found, key=lambda merits_and_told: merits_and_told[0])
+    _, best = max(found, key=lambda candidate: candidate[0])
     distinct = {one.text: one for one in reversed(best)}
     return sorted(distinct.values(), key=lambda one: -one.score)
 

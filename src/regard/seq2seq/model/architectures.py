@@ -1,4 +1,4 @@
-"""The architectures of a translator, and the interface that training and search know them by.
+"""The architectures of a translator, and the interface that training and search use.
 
 An architecture is a configuration, an encoder and a decoder. `Model` has the embeddings and the
 vocabulary, and calls these two with B sentences of S tokens, and E the embedding's width:
@@ -12,7 +12,7 @@ vocabulary, and calls these two with B sentences of S tokens, and E the embeddin
     decoder.step(encoded, state, embedded [B, K, E])
                                                  -> state, readouts [B, K, E], weights [B, K, S]
     decoder.for_hypotheses(encoded)              -> the same, cheaper for a `step` with K > 1
-    decoder.looks                                -> the ways to align words by it, the best last
+    decoder.looks                                -> which weights align words by it, the best last
     decoder.alone(encoded, state, embedded [B, 1, E], which [B, C])
                                                  -> readouts [B, C, E]: see `Model.alone`; of a
                                                     decoder whose `looks` have "explaining"

@@ -36,7 +36,7 @@ class Encoded:
 
     @property
     def attends(self) -> bool:
-        """Whether the decoder looks at the memory; if not, its context is the summary."""
+        """Whether the decoder attends to the memory; if not, its context is the summary."""
         return self.memory.score is not None
 
     @property

@@ -1,12 +1,12 @@
-"""The decoder: a recurrent network that looks at the source anew before every token it writes.
+"""The decoder: a recurrent network that attends to the source before every token it writes.
 
-    c_t = attend(s_{t−1}, annotations)               asked with the *previous* state
+    c_t = attend(s_{t−1}, annotations)               the query is the *previous* state
     s_t = GRU([y_{t−1}; c_t], s_{t−1})
-    o_t = tanh(W_s s_t + W_y y_{t−1} + W_c c_t)      deep output; the vocabulary is model.py's
+    o_t = tanh(W_s s_t + W_y y_{t−1} + W_c c_t)      deep output; for output_layer.py
 
 Bahdanau et al. 2015, appendix A.2, with tanh for its maxout, as LIUM's nmtpy has it. s_{t−1} has
-not read y_{t−1} yet when it asks. Where the config's `query` is "token" it asks with
-s_{t−1} + W y_{t−1} instead; where it is "conditional", two cells take turns, as in Nematus:
+not read y_{t−1} yet. Where the config's `query` is "token", the query is s_{t−1} + W y_{t−1}
+instead; where it is "conditional", two cells alternate, as in Nematus:
 
     s' = GRU₁(y_{t−1}, s_{t−1}),   c_t = attend(s', annotations),   s_t = GRU₂(c_t, s')
 
@@ -52,7 +52,7 @@ class Shared(NamedTuple):
 
 
 class Decoder(nnx.Module):
-    """Memory and embedded target tokens to readouts, of which the vocabulary is asked.
+    """Memory and embedded target tokens to readouts, from which the vocabulary is predicted.
 
     Parameters: `initial`, the first state from the mean annotation; `attention`; `input` and
     `context`, the first layer's products with y and c; `query_token`, the query's with y;
@@ -260,7 +260,7 @@ class Decoder(nnx.Module):
 def _step(
     cell: Cell, return_weights: bool, times: Times, shared: Shared, state: State, inputs: Any
 ) -> tuple[State, tuple[Array, Array | None, Array | None]]:
-    """Looks, then advances every layer. Returns the state and (hidden, context, weights)."""
+    """Attends, then advances every layer. Returns the state and (hidden, context, weights)."""
     encoded, (x, asked) = shared.encoded, inputs
     context, weights = None, None
     if encoded.attends:
@@ -273,7 +273,7 @@ def _step(
         else:
             into_cell = times("context", context)
         x = x + into_cell
-    elif return_weights:  # it looks nowhere
+    elif return_weights:  # it attends to nothing
         B, S = encoded.values.shape[:2]
         weights = jnp.zeros((B, x.shape[1], S), jnp.float32)
     states = _advance(cell, times, shared, state, x)

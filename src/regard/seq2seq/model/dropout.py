@@ -20,7 +20,7 @@ class ShareOfRows:
 
     Attributes:
         key: the whole batch's, a JAX key.
-        index: an int32 scalar, which of the equal shares of the rows, from 0.
+        index: an int32 scalar, which of the equal shards of the rows, from 0.
         shares: how many there are.
     """
 
@@ -37,7 +37,7 @@ def drop(x: Array, rate: float, rng: Array | ShareOfRows | None, rows: int = -2)
         rate: rounded to a multiple of 1/256 (and the division with it): one byte of random bits
             decides, a quarter of the random numbers that float32 would take.
         rng: a JAX key; None: x as it is.
-        rows: the axis of x that a `ShareOfRows` has a share of.
+        rows: the axis of x that a `ShareOfRows` has a shard of.
     """
     threshold = min(round(256 * rate), 255)  # at 256 there would be nothing left to scale up
     if rng is None or threshold == 0:
@@ -66,7 +66,7 @@ def _bytes(key: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _some_bytes(rng: ShareOfRows, shape: tuple[int, ...], axis: int) -> Array:
-    """The bytes that `_bytes` has at this share's rows; `shape` is that of the share."""
+    """The bytes that `_bytes` has at this shard's rows; `shape` is that of the shard."""
     mine = shape[axis]
     begin = rng.index * mine
     whole = (*shape[:axis], mine * rng.shares, *shape[axis + 1 :])

@@ -46,7 +46,7 @@ class Encoder(nnx.Module):
             embedded: [B, S, embedding].
             lens: [B], how many tokens each sentence has; 0 is a row of padding.
             rng: for the dropout between layers and on the annotations; None: none.
-            looks: is given nothing: there is no attention here.
+            looks: nothing is added: there is no attention here.
 
         Returns:
             The annotations [B, S, 2 · encoder], zero at padding; and the last states of both

@@ -119,7 +119,7 @@ class _EncoderLayer(nnx.Module):
 
 
 class TransformerDecoder(nnx.Module):
-    """Sentences and embedded target tokens to readouts, of which the vocabulary is asked.
+    """Sentences and embedded target tokens to readouts, from which the vocabulary is predicted.
 
     The weights that it returns, for links and pictures, are one layer's attention to the source,
     the mean of its heads: of the last layer but one, which aligns words best (Garg et al. 2019),

@@ -175,7 +175,7 @@ class Model(nnx.Module):
         return found
 
     def alone(self, encoded: Any, state: Any, tokens: Array, which: Array) -> Array:
-        """What would come next if a single source token were all there is to look at.
+        """The next token if a single source token were all there is to attend to.
 
         Args:
             encoded: of `encode`, of a model that attends and has "explaining" among its looks.
