@@ -87,7 +87,7 @@ def prepare(
     if mesh is not None or sequence_axis is not None:
         sequence = SequenceAxis.of(mesh, sequence_axis)
     if sequence is not None and sequence.inside:
-        allowed, visible, non_empty = sequence.resolve_share(mask, valid_lens, axes)
+        allowed, visible, non_empty = sequence.resolve_shard(mask, valid_lens, axes)
     else:
         allowed, visible, non_empty = resolve(mask, valid_lens, axes), None, None
         if not axes.empty():

@@ -152,7 +152,7 @@ def sequence_over(axis: str | None) -> AbstractContextManager[None]:
     return with_value(_sequence, axis)
 
 
-def over_shares(reduce: str, found: Array) -> Array:
+def over_shards(reduce: str, found: Array) -> Array:
     """A "sum", "min" or "max" over one device's shard of the sequence -> that over all shards."""
     axis = _sequence.get()
     if axis is None:

@@ -98,7 +98,7 @@ class TiledPass(Layout):
 
     checks_varying: ClassVar[bool] = True
 
-    def share(self, axes: Axes) -> "TiledPass":
+    def resized(self, axes: Axes) -> "TiledPass":
         return replace(self, axes=axes)
 
     def forward(

@@ -233,7 +233,7 @@ class ShardablePass(Pass, Protocol):
     @property
     def axes(self) -> Axes: ...
 
-    def share(self, axes: Axes) -> "ShardablePass":
+    def resized(self, axes: Axes) -> "ShardablePass":
         """The same pass for a shard of that size."""
         ...
 
@@ -313,9 +313,9 @@ def run_pass(
         # Inside shard_map the caller says which device has what, elsewhere the compiler.
         inside = jax.sharding.get_abstract_mesh().manual_axes
         if sharded and jax.device_count() > 1 and not inside:
-            from regard.pool.sharded import run_shares  # needed on several devices only
+            from regard.pool.sharded import run_sharded  # needed on several devices only
 
-            return run_shares(one, direction, inputs)
+            return run_sharded(one, direction, inputs)
         return getattr(one, direction)(*inputs)
 
 

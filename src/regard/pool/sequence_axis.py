@@ -76,7 +76,7 @@ class SequenceAxis:
             return axes
         return replace(axes, T=axes.T * self.size, S=axes.S * self.size)
 
-    def resolve_share(
+    def resolve_shard(
         self, mask: Mask | Array | None, valid_lens: Array | None, axes: Axes
     ) -> tuple[Allowed, Array | None, Array | None]:
         """The mask of one device's shard, with keys numbered as in the whole sequence.
@@ -108,10 +108,10 @@ class SequenceAxis:
                 return array
             return lax.dynamic_slice_in_dim(array, lax.axis_index(self.axis) * size, size, axis)
 
-        shares = tuple((own(q, axes.T, 1), own(k, axes.S, 1)) for q, k in allowed.segment_ids)
+        shards = tuple((own(q, axes.T, 1), own(k, axes.S, 1)) for q, k in allowed.segment_ids)
         bounds = own(allowed.start, axes.T), own(allowed.end, axes.T)
         visible, non_empty = allowed.visible_keys(whole), allowed.seeing_queries(whole)
-        return Allowed(*bounds, shares, (), facts), own(visible, axes.S), own(non_empty, axes.T)
+        return Allowed(*bounds, shards, (), facts), own(visible, axes.S), own(non_empty, axes.T)
 
     def _gathered(self, lens: Array, axes: Axes) -> Array:
         """Lengths per query, of all queries; any other lengths unchanged."""

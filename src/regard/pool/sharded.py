@@ -1,7 +1,7 @@
 """Batch and heads on several devices: each pools its own shard, and nothing is gathered.
 
 Examples and heads never mix in attention, but XLA cannot see that through a kernel or a loop over
-tiles, and would gather whole arrays on every device. `run_shares` tells it, by JAX's
+tiles, and would gather whole arrays on every device. `run_sharded` tells it, by JAX's
 custom_partitioning. The only communication left is sums: gradients of what the devices share.
 """
 
@@ -32,7 +32,7 @@ class Kinds(tuple[str | None, ...]):
         return cls((*first[:rank], *(None,) * (rank - len(first))))
 
 
-def run_shares(whole: ShardablePass, direction: str, inputs: tuple[Any, ...]) -> Any:
+def run_sharded(whole: ShardablePass, direction: str, inputs: tuple[Any, ...]) -> Any:
     """whole.forward(*inputs) or whole.backward(*inputs), each device its shard of both axes."""
     # Imported when first used: it is needed on several devices only.
     from jax.experimental.custom_partitioning import custom_partitioning
@@ -64,7 +64,7 @@ def run_shares(whole: ShardablePass, direction: str, inputs: tuple[Any, ...]) ->
             # Here shards are whole arrays, whatever mesh the caller has set.
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 own = split.locate(structure.unflatten(split.take(kinds, leaves)))
-                part = whole.share(split.axes())
+                part = whole.resized(split.axes())
                 results = jax.tree.leaves(getattr(part, direction)(*own))
                 return [split.give(one, array) for one, array in zip(wanted, results, strict=True)]
 
@@ -198,16 +198,16 @@ class Split:
         if axes.B % _size(mesh, batch):
             batch = ()
         heads = tuple(name for name in found(HEADS) or found(KEY_HEADS) if name not in batch)
-        shares = _size(mesh, heads)
-        if axes.N % shares or (axes.K % shares and shares % axes.K):
+        shards = _size(mesh, heads)
+        if axes.N % shards or (axes.K % shards and shards % axes.K):
             heads = ()
         return cls(axes, mesh, batch, heads)
 
     def axes(self) -> Axes:
         """Of one shard."""
-        whole, shares = self.whole, _size(self.mesh, self.heads)
+        whole, shards = self.whole, _size(self.mesh, self.heads)
         batch = whole.B // _size(self.mesh, self.batch)
-        return replace(whole, B=batch, N=whole.N // shares, K=max(1, whole.K // shares))
+        return replace(whole, B=batch, N=whole.N // shards, K=max(1, whole.K // shards))
 
     def place(self, kinds: Kinds) -> NamedSharding:
         """Where an array lies."""
@@ -221,8 +221,8 @@ class Split:
         return self.whole.K % _size(self.mesh, self.heads) != 0
 
     def _own_key_head(self) -> Array:
-        shares = _size(self.mesh, self.heads)
-        return lax.axis_index(self.heads) // (shares // self.whole.K)
+        shards = _size(self.mesh, self.heads)
+        return lax.axis_index(self.heads) // (shards // self.whole.K)
 
     # On one device -----------------------------------------------------------------------------
 

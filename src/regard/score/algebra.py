@@ -215,8 +215,8 @@ class Sum(Score):
         return max(term.tile_width(query_width) for term in self.terms)
 
     @property
-    def sums_over_shares(self) -> bool:  # type: ignore[override]
-        return all(term.sums_over_shares for term in self.terms)
+    def sums_over_shards(self) -> bool:  # type: ignore[override]
+        return all(term.sums_over_shards for term in self.terms)
 
     def static_scale(self, query_width: int) -> float | None:
         scales = [term.static_scale(query_width) for term in self.terms]
@@ -333,8 +333,8 @@ class Scaled(Score):
         return self.score.tile_width(query_width)
 
     @property
-    def sums_over_shares(self) -> bool:  # type: ignore[override]
-        return self.score.sums_over_shares
+    def sums_over_shards(self) -> bool:  # type: ignore[override]
+        return self.score.sums_over_shards
 
     def static_scale(self, query_width: int) -> float | None:
         scale = self.score.static_scale(query_width)

@@ -62,7 +62,7 @@ class Score:
         be forms of another score; one that redefines `lift` inherits nothing stated about it.
         """
         super().__init_subclass__()
-        stated: tuple[str, ...] = ("sums_over_shares", "static_scale", "about_keys", "scaled")
+        stated: tuple[str, ...] = ("sums_over_shards", "static_scale", "about_keys", "scaled")
         stated = (*stated, "tanh_vector", "projects_keys")
         equal = ("lift", "tile_form", "scores_back", "projected", "prepared", "placed", *stated)
         for name in equal if "scores" in vars(cls) else stated if "lift" in vars(cls) else ():
@@ -177,7 +177,7 @@ class Score:
 
     # What a backend may query -----------------------------------------------------------------
 
-    sums_over_shares: ClassVar[bool] = False  # the lift reduces over keys by `over_shares` only
+    sums_over_shards: ClassVar[bool] = False  # the lift reduces over keys by `over_shards` only
 
     def static_scale(self, query_width: int) -> float | None:
         """c, where the score is c · q.k with a positive number c known before any data."""

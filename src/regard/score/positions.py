@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from regard.placement import current_platform, over_shares
+from regard.placement import current_platform, over_shards
 from regard.score.contract import (
     Lift,
     Score,
@@ -102,7 +102,7 @@ def from_columns(columns: Array) -> Array:
 class Positional(Score):
     """A score that is defined by positions: without any, those of `default_positions`."""
 
-    sums_over_shares = True
+    sums_over_shards = True
 
     def uses_positions(self) -> bool:
         return True
@@ -325,7 +325,7 @@ class Alibi(Positional):
 class AlibiAt(Score):
     """`Alibi` of columns of positions."""
 
-    sums_over_shares = True
+    sums_over_shards = True
 
     slopes: float | Array
     two_sided: bool = field(default=False, metadata=dict(static=True))
@@ -354,7 +354,7 @@ class AlibiAt(Score):
             numbers = self._of(distance.reshape(*(1,) * (slopes.ndim - 1), -1), slopes)
             return Lift(query[..., :0], key[..., :0], distance_bias=numbers)
         at, held = from_columns(query), from_columns(key)  # [..., N, T], [..., K, S]
-        last = over_shares("max", at[..., :1, :].max(-1, keepdims=True))
+        last = over_shards("max", at[..., :1, :].max(-1, keepdims=True))
         return Lift(
             query[..., :0],
             key[..., :0],

@@ -25,7 +25,7 @@ from regard.cli.app import app
 from regard.seq2seq.distributed.devices import DataParallel
 from regard.seq2seq.distributed.hosts import Hosts, is_gone, is_known_to_all
 from regard.seq2seq.distributed.launch import Launch, find_launch
-from regard.seq2seq.model.dropout import ShareOfRows, drop
+from regard.seq2seq.model.dropout import ShardOfRows, drop
 from regard.seq2seq.train import runtime_options
 from regard.seq2seq.train.checkpoints import Store
 from regard.seq2seq.train.log import read_log
@@ -347,7 +347,7 @@ def test_devices_drop_together_what_one_alone_drops(shape, shares, partitionable
         rng = jax.random.key(7)
         whole = drop(jnp.ones(shape, jnp.float32), 0.4, rng)
         parts = [
-            drop(part, 0.4, ShareOfRows(rng, jnp.int32(index), shares))
+            drop(part, 0.4, ShardOfRows(rng, jnp.int32(index), shares))
             for index, part in enumerate(jnp.split(jnp.ones(shape, jnp.float32), shares, axis=-2))
         ]
     np.testing.assert_array_equal(jnp.concatenate(parts, axis=-2), whole)

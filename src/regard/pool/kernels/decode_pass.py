@@ -223,7 +223,7 @@ class DecodePass(KernelDerivatives):
     forced: Blocks | None
     softcap: float | None = None
 
-    def share(self, axes: Axes) -> "DecodePass":
+    def resized(self, axes: Axes) -> "DecodePass":
         return replace(self, axes=axes)
 
     def as_tiles(self, operands: DecodeOperands) -> Operands:

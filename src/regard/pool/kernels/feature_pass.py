@@ -116,7 +116,7 @@ class FeaturePass(KernelDerivatives):
     regime: Normalizer | None = None
     bends: int = 0
 
-    def share(self, axes: Axes) -> "FeaturePass":
+    def resized(self, axes: Axes) -> "FeaturePass":
         return replace(self, axes=axes)
 
     def as_tiles(self, operands: FeatureOperands) -> Operands:

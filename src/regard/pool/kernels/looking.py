@@ -53,8 +53,8 @@ class Look:
     def axes(self) -> Axes:
         return self.features.axes
 
-    def share(self, axes: Axes) -> "Look":
-        return replace(self, features=self.features.share(axes))
+    def resized(self, axes: Axes) -> "Look":
+        return replace(self, features=self.features.resized(axes))
 
     def forward(
         self,

@@ -90,7 +90,7 @@ class TanhPass(KernelDerivatives):
     softcap: float | None = None
     regime: Normalizer | None = None
 
-    def share(self, axes: Axes) -> "TanhPass":
+    def resized(self, axes: Axes) -> "TanhPass":
         return replace(self, axes=axes)
 
     def as_tiles(self, operands: TanhOperands) -> Operands:

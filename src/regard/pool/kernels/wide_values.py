@@ -30,8 +30,8 @@ class WideValues:
     def axes(self) -> Axes:
         return self.whole.axes
 
-    def share(self, axes: Axes) -> "WideValues":
-        return WideValues(self.whole.share(axes))
+    def resized(self, axes: Axes) -> "WideValues":
+        return WideValues(self.whole.resized(axes))
 
     def forward(self, operands: Any, *more: Any) -> tuple[Array, Any]:
         found = [
@@ -71,7 +71,7 @@ class WideValues:
         return [slice(first, min(first + WIDEST, V)) for first in range(0, V, WIDEST)]
 
     def _part(self, columns: slice) -> Any:
-        return self.whole.share(replace(self.axes, V=columns.stop - columns.start))
+        return self.whole.resized(replace(self.axes, V=columns.stop - columns.start))
 
 
 def _with_values(operands: Any, columns: slice) -> Any:

@@ -204,7 +204,7 @@ class _Run:
                 self.recent.append((place.step, batch))
                 numbers = np.int32(place.step), np.float32(rate)
                 with self._compiling(batch):
-                    shared = self.parallel.share(batch)
+                    shared = self.parallel.shard(batch)
                     self.state, measured = self.step(self.state, shared, *numbers)
                 self.pending.append(measured)
                 place.step += 1

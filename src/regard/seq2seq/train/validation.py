@@ -103,7 +103,7 @@ class Validator:
 
     def __call__(self, params: Any) -> tuple[float, float | None]:
         """−log p per token, and BLEU or None."""
-        batches = (self.parallel.share(batch) for _, batch in self._each("validating"))
+        batches = (self.parallel.shard(batch) for _, batch in self._each("validating"))
         sums = [self._sums(params, batch, None) for batch in batches]
         nll, count = (sum(float(part) for part in parts) for parts in zip(*sums, strict=True))
         bleu = None

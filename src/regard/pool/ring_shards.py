@@ -21,7 +21,7 @@ LEAST = {"cpu": 256, "gpu": 2048}  # rows of a part; shorter ones would not fill
 
 
 @dataclass(frozen=True)
-class Shares:
+class Shards:
     """Which device has which part of the sequence, and how it cuts its part.
 
     Attributes:
@@ -41,14 +41,14 @@ class Shares:
     key_pieces: int
 
     @classmethod
-    def of(cls, axes: Axes, over: SequenceAxis, chunks: int, platform: str) -> "Shares":
+    def of(cls, axes: Axes, over: SequenceAxis, chunks: int, platform: str) -> "Shards":
         def cut(length: int) -> tuple[int, int]:
             """The length of a chunk, and in how many equal parts it is cut."""
-            shares = over.size * chunks
-            parts = max(1, min(PARTS // chunks, length // shares // least))
-            while over.inside and length // shares % parts:
+            shards = over.size * chunks
+            parts = max(1, min(PARTS // chunks, length // shards // least))
+            while over.inside and length // shards % parts:
                 parts -= 1
-            return -(-length // (shares * parts)) * parts, parts
+            return -(-length // (shards * parts)) * parts, parts
 
         least = LEAST.get(platform, LEAST["gpu"])
         (rows, row_blocks), (keys, key_pieces) = cut(axes.T), cut(axes.S)
