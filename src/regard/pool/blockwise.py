@@ -357,7 +357,7 @@ def _backward_over_keys(
         raw = tiles.add_by_distance(raw, iq, ik, flipped=True)
         scores, allowed = tiles.finish_scores(raw, iq, ik, flipped=True)
         keys = tiles.key_indices(ik, flipped=True)
-        weights = normalize.recall(flipped, scores, allowed, keys)
+        weights = normalize.recompute(flipped, scores, allowed, keys)
         keep = tiles.keep_block(iq, ik, flipped=True)
         kept = weights if keep is None else weights * keep
         d_value = _add_block(d_value, tiles.d_value(kept, d_rows), 2, ik)

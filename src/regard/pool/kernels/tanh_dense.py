@@ -22,8 +22,8 @@ from regard.pool.kernels.padding import pad_dropout, round_up
 from regard.pool.kernels.tanh_backward import d_projected
 from regard.pool.kernels.tanh_operands import STEP, tanh_operands
 from regard.pool.kernels.tanh_pass import TanhOperands, TanhPass, _centered, _heads_as_examples
+from regard.pool.kernels.tanh_sums import SumBlocks
 from regard.pool.kernels.tanh_tile import tanh_scores
-from regard.pool.kernels.tanh_walk import WalkBlocks
 from regard.pool.kernels.tile import LOG2_E
 from regard.pool.score_plan import Flag, Results, row_delta
 from regard.score.contract import matmul_precision, repeat_heads
@@ -82,13 +82,13 @@ class DenseTanhPass(TanhPass):
         axes, rows = self.axes, _centered(operands)
         hidden = rows.vector.shape[-1]
         vector = jnp.broadcast_to(rows.vector, (axes.B, axes.N, hidden)).reshape(-1, hidden)
-        kept = min(WalkBlocks.kept, round_up(max(axes.T, axes.S), 32, power=True))
+        kept = min(SumBlocks.kept, round_up(max(axes.T, axes.S), 32, power=True))
         d_x, d_y, d_vector = d_projected(
             _heads_as_examples(d_scores),
             _heads_as_examples(rows.x),
             _heads_as_examples(repeat_heads(rows.y, rows.x)),
             vector,
-            blocks=WalkBlocks(kept=kept),
+            blocks=SumBlocks(kept=kept),
             interpret=self.interpret,
         )
 

@@ -340,7 +340,7 @@ def recomputed_weights(
         stats = tuple(_along(plt.load(refs[name].at[rows]), flipped) for name in names)
         index = _along(keys.start + jnp.arange(keys.size, dtype=jnp.int32), not flipped)
         tile = (stats, natural, allowed, index)
-        return Recomputed(static.regime.recall(*tile), static.regime.slope(*tile), cap_slope)
+        return Recomputed(static.regime.recompute(*tile), static.regime.slope(*tile), cap_slope)
     lse = plt.load(refs["lse"].at[rows])
     if allowed is None:
         weights = jnp.exp2(scores - _along(lse, flipped))

@@ -1,4 +1,4 @@
-"""What the weights look like, for summary.py, in two kernel passes over tiles of scores.
+"""Summaries and pictures of the weights, for summary.py, in two kernel passes over tiles of scores.
 
 The first pass is softmax, with every number per query; for a picture it is forward.py's. From its
 log-sum-exp the second recomputes the weights: their sums per key, or their block averages. No
@@ -38,7 +38,7 @@ COLUMNS = 16  # of a picture that are summed at a time: the fewest that tensor c
 
 
 @dataclass(frozen=True)
-class Look:
+class WeightSummary:
     """Of softmax over features: numbers per query and per key, or a picture.
 
     Attributes:
@@ -53,7 +53,7 @@ class Look:
     def axes(self) -> Axes:
         return self.features.axes
 
-    def resized(self, axes: Axes) -> "Look":
+    def resized(self, axes: Axes) -> "WeightSummary":
         return replace(self, features=self.features.resized(axes))
 
     def forward(
@@ -72,7 +72,7 @@ class Look:
             per key [B, N, S] float32; or the picture [B, N, rows, columns] float32, alone.
         """
         (features, sink), T, S = operands, self.axes.T, self.axes.S
-        static, arrays, mask = self.features.prepared(features, allowed, None, "looking")
+        static, arrays, mask = self.features.prepared(features, allowed, None, "summary")
         arrays["bounds"] = mask.bounds(static.tile, static.T, static.S)
         value = arrays.pop("value")
         if self.picture is None:
