@@ -1,7 +1,7 @@
 """The parts of a text that a model cannot translate: markup, addresses, letters it does not know.
 
 They are found here. How a text is put to the model without them, and how they come back into the
-translation, is in readings.py.
+translation, is in input_variants.py.
 """
 
 import functools

@@ -26,11 +26,11 @@ from flax import nnx
 from jax import Array
 
 from regard.memory import Memory
-from regard.seq2seq.model.attention import Attention, Encoded, look
+from regard.seq2seq.model.attention import Attention, Encoded, attend_step
+from regard.seq2seq.model.attention_record import AttentionRecord
 from regard.seq2seq.model.config import Config
 from regard.seq2seq.model.dropout import drop, streams
 from regard.seq2seq.model.linear import Linear, orthogonal_gates
-from regard.seq2seq.model.looks import Looks
 from regard.seq2seq.model.recurrence import Cell, Times, cell_named, multiply, unroll
 
 # The state of each layer, [B, T, decoder]: T is 1 in training, and the beam in search.
@@ -138,7 +138,7 @@ class Decoder(nnx.Module):
         embedded: Array,
         rng: Array | None = None,
         return_weights: bool = False,
-        looks: Looks | None = None,
+        record: AttentionRecord | None = None,
     ) -> tuple[Array, Array | None]:
         """Reads a whole target (teacher forcing).
 
@@ -147,14 +147,14 @@ class Decoder(nnx.Module):
             embedded: [B, T, embedding], the target one step behind.
             rng: for dropout between layers and before the vocabulary; None: none.
             return_weights: whether the weights are wanted.
-            looks: is given the weights, as those of one layer and head.
+            record: collects the weights, as those of one layer and head.
 
         Returns:
             The readouts [B, T, embedding], and the weights [B, T, S] or None.
         """
         layers_rng, output_rng = streams(rng, 2)
         embedded = embedded.swapaxes(0, 1)[:, :, None]  # [T, B, 1, embedding]
-        asked = return_weights or looks is not None
+        asked = return_weights or record is not None
         step = functools.partial(_step, cell_named(self.config.cell), asked)
         shared = self._shared(encoded, layers_rng)
         x = self._inputs(encoded, embedded)
@@ -163,8 +163,8 @@ class Decoder(nnx.Module):
         readout = self._readout(encoded, hidden, embedded, context)[:, :, 0]
         readout = drop(readout, self.config.output_dropout, output_rng).swapaxes(0, 1)
         weights = None if weights is None else weights[:, :, 0].swapaxes(0, 1)
-        if looks is not None and weights is not None and self.attention is not None:
-            looks.cross.append(weights[:, None])
+        if record is not None and weights is not None and self.attention is not None:
+            record.cross.append(weights[:, None])
         return readout, weights if return_weights else None
 
     def step(self, encoded: Encoded, state: State, embedded: Array) -> tuple[State, Array, Array]:
@@ -267,7 +267,7 @@ def _step(
         state, x = _read(cell, times, shared, state, x)
         query = cell.output(state[-1] if shared.context_bias is None else state[0])
         query = query if asked is None else query + asked
-        context, weights = look(times, encoded.memory, query, return_weights)
+        context, weights = attend_step(times, encoded.memory, query, return_weights)
         if encoded.projected:
             into_cell, context = jnp.split(context, [x.shape[-1]], axis=-1)
         else:
