@@ -15,7 +15,7 @@ from jax import Array
 
 from regard.dropout import seed_words
 from regard.mask import Mask, MaskFacts, resolve
-from regard.memory import Memory, recall
+from regard.memory import Memory, unpack
 from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of
 from regard.pool.backend import BiasFacts, Pages, Problem, Request
@@ -74,7 +74,7 @@ def prepare(
         if key_positions is not None:
             raise ValueError("a Memory knows its keys' positions. Fix: leave key_positions= out.")
         given = None if score is DOT else score
-        held = recall(key, query, given, mask, valid_lens, query_positions)
+        held = unpack(key, query, given, mask, valid_lens, query_positions)
         value = None if value is None else held.value
         key, score, lost = held.key, held.score, held.lost
         mask, valid_lens = held.mask, None
@@ -101,7 +101,7 @@ def prepare(
     device, label = device or device_of(*arrays), score.label()
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
     given_positions = dict(query_positions=query_positions, key_positions=key_positions)
-    recalled = key
+    unpacked = key
     if score.uses_positions():
         places = at_hand or positions(given_positions, axes, sequence)
         by_default = at_hand is None and sequence is None
@@ -116,7 +116,7 @@ def prepare(
             "Fix: leave query_positions= and key_positions= out; or score=regard.Rotary(...), or "
             "... + regard.Alibi()."
         )
-    pages = _pages(memory, dtype) if key is recalled and value is not None else None
+    pages = _pages(memory, dtype) if key is unpacked and value is not None else None
     request = Request(
         axes if sequence is None else sequence.whole(axes),
         score,
