@@ -1,4 +1,4 @@
-"""The contract of a weight regime, called directly: tile by tile, merged, recomputed, differentiated.
+"""The contract of a weight regime, called directly: by tiles, merged, recomputed, differentiated.
 
 Blockwise and ring pooling trust these numbers. Here they are computed without either, on rows of
 scores cut into uneven tiles, and compared with the oracle's rows.
