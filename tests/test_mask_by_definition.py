@@ -130,7 +130,7 @@ def test_two_of_one_kind():
 
 
 @pytest.mark.parametrize("T", [128, 259])
-def test_combined_masks_are_looked_at_in_blocks(T):
+def test_combined_masks_are_checked_in_blocks(T):
     """More queries than a block has, with a ragged end: the last block begins before its place."""
     shape = (1, 1, T, 3)
     table = np.zeros(shape, bool)

@@ -88,7 +88,7 @@ def near(got, expected):
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_tiles_pool_and_recall_as_whole_rows(name, rows):
+def test_tiles_pool_and_recompute_as_whole_rows(name, rows):
     normalize, regime = REGIMES[name]
     scores, may, value, _ = rows
     expected = whole_weights(regime, rows)

@@ -122,7 +122,7 @@ def test_without_heads_and_without_a_batch(kind, rank):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_looking_at_the_weights_of_a_memory(kind):
+def test_the_weights_of_a_memory(kind):
     score, query, key, value = drawn("additive", 3)
     memory = empty(kind, score, key, value).append(key, value)
 

@@ -75,7 +75,7 @@ def test_explain_tells_of_the_ring(mesh, x):
 
 
 def test_a_union_inside_shard_map_is_not_dropped(x):
-    """A share knows lengths and bands of the whole sequence; anything else is refused."""
+    """A shard knows lengths and bands of the whole sequence; anything else is refused."""
     prefix = regard.Mask.causal() | regard.Mask.lengths(jnp.array([2]))
     rows = jax.sharding.PartitionSpec(None, "seq")
     mesh = jax.make_mesh((1,), ("seq",), axis_types=(jax.sharding.AxisType.Auto,))

@@ -1,4 +1,4 @@
-"""The interleaved loop: everybody as often, nobody always first, and the arithmetic of it."""
+"""The interleaved loop: every program as often, none always first, and the arithmetic of it."""
 
 import gc
 import weakref

@@ -263,7 +263,7 @@ with taking_part(launch_of(f"127.0.0.1:{port}", 2, number, False), Path("the-run
 # The pieces.
 
 
-def test_who_launched_it_is_found_out():
+def test_the_launcher_is_found():
     torchrun = dict(MASTER_ADDR="node1", MASTER_PORT="1234", WORLD_SIZE="4", RANK="2")
     slurm = dict(SLURM_STEP_NODELIST="n[1-2]", SLURM_NTASKS="2", SLURM_PROCID="0")
     options = dict(coordinator="node2:99", processes=2, process=0)
@@ -359,7 +359,7 @@ def test_a_model_axis_must_divide_the_devices():
         DataParallel(jax.devices()[:1], 2)
 
 
-def test_one_process_alone_is_asked_nothing():
+def test_one_process_alone_needs_no_settings():
     hosts, arrays = Hosts.of(jax.devices()), {"a": np.arange(3)}
     assert (hosts.processes, hosts.leads) == (1, True)
     assert hosts.first(lambda: (1, "two")) == (1, "two")

@@ -81,7 +81,7 @@ def test_it_learns(run):
     assert result.reason == "12 epochs are done"
 
 
-def test_it_tells(run):
+def test_it_reports(run):
     folder, _, heard, _ = run
     (plan,) = heard.of("Plan")
     assert (plan.steps_per_epoch, plan.total_steps, plan.step) == (50, 600, 0)
