@@ -174,7 +174,7 @@ def attend(
             scores with positions (Rotary, Alibi, RelativeBias) and for masks of a Memory. None:
             the last query stands where the last key does, as masks are aligned.
         key_positions: integers (S,) or (B, S), for scores with positions; None: 0, 1, …. A Memory
-            knows its own. Masks of plain arrays count indices, whatever the positions are.
+            stores its own. Masks of plain arrays count indices, whatever the positions are.
         return_weights: also return the weights, (T, S), (B, T, S) or (B, N, T, S), before
             dropout. Returning them never changes the output.
         return_lse: also return the log-sum-exp of each row's scores, (T,), (B, T) or (B, N, T),

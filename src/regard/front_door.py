@@ -72,7 +72,7 @@ def prepare(
     memory = key if isinstance(key, Memory) else None
     if isinstance(key, Memory):
         if key_positions is not None:
-            raise ValueError("a Memory knows its keys' positions. Fix: leave key_positions= out.")
+            raise ValueError("a Memory stores its keys' positions. Fix: leave key_positions= out.")
         given = None if score is DOT else score
         held = unpack(key, query, given, mask, valid_lens, query_positions)
         value = None if value is None else held.value

@@ -162,8 +162,8 @@ def over_shards(reduce: str, found: Array) -> Array:
 
 # ---------------------------------------------------------------------------------------------
 # Arrays whose type says how they lie on a mesh (AxisType.Explicit). There JAX asks for the sharding
-# of the result of every reshape. Attention knows it once: the output lies as the queries do, and
-# inside the compiler decides, as on any other mesh.
+# of the result of every reshape. For attention one rule suffices: the output is sharded as the
+# queries are, and inside the compiler decides, as on any other mesh.
 
 
 def explicit_mesh(*arrays: Any) -> Any:

@@ -186,7 +186,7 @@ def test_a_cache_of_one_score_without_parameters_stores_rotated_keys():
         (
             dict(positions="alibi"),
             dict(cache=None, query_positions=jnp.arange(3)),
-            "a cache knows where its tokens stand",
+            "a cache stores its tokens' positions",
         ),
         ({}, dict(query_positions=jnp.arange(3)), "scores with positions; Dot has none"),
     ],

@@ -211,7 +211,7 @@ class MultiHead:
         if cache is not None:
             if not options.get("query_positions") is options.get("key_positions") is None:
                 raise ValueError(
-                    "a cache knows where its tokens stand. Fix: leave query_positions= and "
+                    "a cache stores its tokens' positions. Fix: leave query_positions= and "
                     "key_positions= out; layer(query, memory=cache, query_positions=...) attends "
                     "without appending."
                 )

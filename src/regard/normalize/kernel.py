@@ -209,7 +209,7 @@ _CALLS = frozenset(("jit", "closed_call", "custom_jvp_call"))
 
 @functools.lru_cache(maxsize=64)
 def _is_arithmetic(f: Callable[[Array], Array]) -> bool:
-    """Whether f and its derivative are plain arithmetic of float32 numbers, as kernels know it."""
+    """Whether f and its derivative are plain float32 arithmetic, as kernels support it."""
 
     def both(a: Array) -> Any:
         return jax.jvp(f, (a,), (jnp.ones_like(a),))

@@ -175,8 +175,8 @@ def _lack_of_regime(request: Request) -> str | None:
     name = type(regime).__name__
     if not regime.in_kernels:
         return (
-            f"the kernels know Softmax, Sparsemax, Hard, and Kernel and Cone of plain arithmetic, "
-            f"not this {name}"
+            f"the kernels support Softmax, Sparsemax, Hard, and Kernel and Cone of plain "
+            f"arithmetic, not this {name}"
         )
     if not regime.bounded and request.value_dtype == jnp.float16:
         return f"the weights of {name} have no bound, and float16 has: kernels multiply in it"

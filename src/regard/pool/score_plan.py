@@ -77,7 +77,7 @@ class ScorePlan(NamedTuple):
         """The fastest path of this problem's score, and others where the data may forbid it.
 
         Args:
-            tile_form: False for kernels, which know a lift and the definition only.
+            tile_form: False for kernels, which take a lift or the definition only.
             lifted: False for the definition only.
         """
         if not problem.normalize.uses_scores:

@@ -78,7 +78,7 @@ def run_sharded(whole: ShardablePass, direction: str, inputs: tuple[Any, ...]) -
 
 
 def _mappable(shared: Callable, alone: Callable) -> Callable:
-    """`shared`, which does not know vmap; under it, `alone`."""
+    """`shared`, which has no vmap rule; under vmap, `alone`."""
 
     @jax.custom_batching.custom_vmap
     def mapped(*leaves: Array) -> list[Array]:

@@ -1,9 +1,9 @@
 """One tile in plain XLA: slicing, scoring, masking, and its backward pass.
 
-blockwise.py loops over tiles, summary.py reads their weights; neither knows how a tile's scores are
-computed. A tile is [Z, q, s]: Z = b·N a few examples with all their heads, a block of queries, a
-block of keys. Where Z is 1 there is no such axis: XLA's CPU loops lose a quarter of their speed
-to a leading axis of 1.
+blockwise.py loops over tiles, summary.py reads their weights; neither depends on how a tile's
+scores are computed. A tile is [Z, q, s]: Z = b·N a few examples with all their heads, a block of
+queries, a block of keys. Where Z is 1 there is no such axis: XLA's CPU loops lose a quarter of
+their speed to a leading axis of 1.
 """
 
 import math

@@ -314,7 +314,7 @@ class Alibi(Positional):
         return score, at.query_columns, at.key_columns
 
     def prepared(self, key: Array, positions: Array) -> tuple[Score, Array]:
-        return self, key[..., :0]  # a memory knows the positions of its keys
+        return self, key[..., :0]  # a memory stores the positions of its keys
 
     def head_axes(self) -> dict[str, tuple[int, ...]]:
         return with_heads(0, slopes=self.slopes)

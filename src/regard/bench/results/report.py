@@ -75,7 +75,7 @@ def _title(record: dict[str, Any]) -> Text:
         text.append(f", driver {device['driver']}")
     text.append(f"\n{installed}\n", style="dim")
     if record["settings"]["quick"]:
-        text.append("A quick run: an impression, not a result.\n", style="yellow")
+        text.append("A quick run: only an impression.\n", style="yellow")
     return text
 
 

@@ -36,7 +36,7 @@ def command(
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Few rounds, short sequences: an impression, not a result."),
+        typer.Option("--quick", help="Few rounds, short sequences: only an impression."),
     ] = False,
     survey: Annotated[
         bool,

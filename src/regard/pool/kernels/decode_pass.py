@@ -57,7 +57,7 @@ LEAST_STEPS = 4  # blocks of keys that a thread block visits, where all keys tak
 
 
 def takes(request: Request) -> bool:
-    """Whether a call has few queries, and scores and sizes that decode.py knows."""
+    """Whether a call has few queries, and scores and sizes that decode.py supports."""
     axes = request.axes
     if axes.symbolic() or axes.empty() or type(request.normalize) is not Softmax:
         return False

@@ -369,7 +369,7 @@ class FeaturePass(KernelDerivatives):
         direction: str,
         narrow: tuple[Blocks, Blocks] | None = None,
     ) -> tuple[KernelPlan, tuple[int, int]]:
-        """What the Triton-lowered kernels need to know, and the padded T and S."""
+        """The arguments of the Triton-lowered kernels, and the padded T and S."""
         axes, width = self.axes, operands.width()
         picked = self.forced or pick_blocks(direction, width, axes.V, self.dtype)
         if self.regime is not None and self.forced is None:  # its pieces take registers

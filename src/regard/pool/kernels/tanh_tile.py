@@ -34,7 +34,7 @@ class Float32:
 
     XLA's Triton lowering keeps a * b + c as two instructions, and surrounds a division or an
     exponential with code for subnormal numbers, which do not occur here. Interpret mode, which
-    knows no PTX, gets the plain expression. Relative errors: 2^-24 for `fma`, 2^-22 for the
+    has no PTX, gets the plain expression. Relative errors: 2^-24 for `fma`, 2^-22 for the
     other two.
     """
 

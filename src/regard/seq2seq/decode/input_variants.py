@@ -130,7 +130,7 @@ class Source:
         split: the words of the text.
         variants: its forms.
         encoded: the tokens of each.
-        script: the script that the model does not know, if that is why there are no variants.
+        script: the script that the vocabulary lacks, if that is why there are no variants.
     """
 
     split: Words

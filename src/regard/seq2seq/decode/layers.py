@@ -10,7 +10,7 @@ from flax import nnx
 from jax import Array
 
 from regard.seq2seq.decode.batch_shapes import width_for
-from regard.seq2seq.model.attention_record import AttentionRecord
+from regard.seq2seq.model.attention_record import Recorder
 from regard.seq2seq.model.translation_model import Model
 from regard.seq2seq.text.marks import CAPITAL, JOINER, START
 from regard.seq2seq.text.tokenizer_pair import TokenizerPair
@@ -79,6 +79,6 @@ def _program() -> Any:
 def _weights(
     graph: Any, params: Any, source: Array, lens: Array, target_in: Array
 ) -> dict[str, Array]:
-    model, record = nnx.merge(graph, params), AttentionRecord()
+    model, record = nnx.merge(graph, params), Recorder()
     model.decode(model.encode(source, lens, record=record), target_in, record=record)
     return record.stacked()

@@ -19,7 +19,7 @@ vocabulary, and calls these two with B sentences of S tokens, and E the embeddin
 
 `encoded` is a pytree with `lens` [B], `rows(which)` and `attends` (False: it has no weights). A
 state is a pytree of arrays [B, K, ...], K hypotheses of each sentence: search reorders them without
-knowing what they are. An `rng` turns dropout on; an `AttentionRecord` collects the weights of every
+knowing what they are. An `rng` turns dropout on; a `Recorder` collects the weights of every
 layer and head. All readouts are in float32.
 """
 

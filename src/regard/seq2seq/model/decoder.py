@@ -27,7 +27,7 @@ from jax import Array
 
 from regard.memory import Memory
 from regard.seq2seq.model.attention import Attention, Encoded, attend_step
-from regard.seq2seq.model.attention_record import AttentionRecord
+from regard.seq2seq.model.attention_record import Recorder
 from regard.seq2seq.model.config import Config
 from regard.seq2seq.model.dropout import drop, streams
 from regard.seq2seq.model.linear import Linear, orthogonal_gates
@@ -138,7 +138,7 @@ class Decoder(nnx.Module):
         embedded: Array,
         rng: Array | None = None,
         return_weights: bool = False,
-        record: AttentionRecord | None = None,
+        record: Recorder | None = None,
     ) -> tuple[Array, Array | None]:
         """Reads a whole target (teacher forcing).
 

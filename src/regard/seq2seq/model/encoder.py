@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from regard.seq2seq.model.attention_record import AttentionRecord
+from regard.seq2seq.model.attention_record import Recorder
 from regard.seq2seq.model.config import Config
 from regard.seq2seq.model.dropout import drop, streams
 from regard.seq2seq.model.linear import Linear, orthogonal_gates
@@ -38,11 +38,7 @@ class Encoder(nnx.Module):
         self.layers = nnx.List([_Layer(config, width, rngs=rngs) for width in widths])
 
     def __call__(
-        self,
-        embedded: Array,
-        lens: Array,
-        rng: Array | None = None,
-        record: AttentionRecord | None = None,
+        self, embedded: Array, lens: Array, rng: Array | None = None, record: Recorder | None = None
     ) -> tuple[Array, Array]:
         """Annotates.
 

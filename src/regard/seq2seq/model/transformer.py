@@ -20,7 +20,7 @@ from jax import Array
 
 import regard
 import regard.nnx
-from regard.seq2seq.model.attention_record import AttentionRecord
+from regard.seq2seq.model.attention_record import Recorder
 from regard.seq2seq.model.config import TransformerConfig
 from regard.seq2seq.model.dropout import drop, streams
 from regard.seq2seq.model.linear import Linear
@@ -81,11 +81,7 @@ class TransformerEncoder(nnx.Module):
         self.norm = Norm(config.embedding)
 
     def __call__(
-        self,
-        embedded: Array,
-        lens: Array,
-        rng: Array | None = None,
-        record: AttentionRecord | None = None,
+        self, embedded: Array, lens: Array, rng: Array | None = None, record: Recorder | None = None
     ) -> Array:
         """[B, S, embedding] with lengths [B] -> states [B, S, embedding].
 
@@ -168,7 +164,7 @@ class TransformerDecoder(nnx.Module):
         embedded: Array,
         rng: Array | None = None,
         return_weights: bool = False,
-        record: AttentionRecord | None = None,
+        record: Recorder | None = None,
     ) -> tuple[Array, Array | None]:
         """Reads a whole target in one pass (teacher forcing).
 
@@ -183,7 +179,7 @@ class TransformerDecoder(nnx.Module):
             The readouts [B, T, embedding], and the weights [B, T, S] or None.
         """
         T = embedded.shape[1]
-        record = AttentionRecord() if return_weights and record is None else record
+        record = Recorder() if return_weights and record is None else record
         *rngs, last = streams(rng, len(self.layers) + 1)
         x = self.places(embedded, jnp.arange(T, dtype=jnp.int32)[None], T)
         for layer, memory, layer_rng in zip(self.layers, source.memories, rngs, strict=True):
@@ -238,7 +234,7 @@ class _DecoderLayer(nnx.Module):
         self.feed_forward = FeedForward(config, rngs=rngs)
 
     def __call__(
-        self, x: Array, memory: regard.Memory, rng: Array | None, record: AttentionRecord | None
+        self, x: Array, memory: regard.Memory, rng: Array | None, record: Recorder | None
     ) -> Array:
         """[B, T, embedding], all tokens at once."""
         rate = self.config.layer_dropout

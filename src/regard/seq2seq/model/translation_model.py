@@ -8,7 +8,7 @@ from jax import Array
 from jax.nn import initializers
 
 from regard.seq2seq.model.architectures import architecture_named
-from regard.seq2seq.model.attention_record import AttentionRecord
+from regard.seq2seq.model.attention_record import Recorder
 from regard.seq2seq.model.dropout import drop, streams
 from regard.seq2seq.train.cross_entropy import cross_entropy
 
@@ -61,7 +61,7 @@ class Model(nnx.Module):
         source: Array,
         source_lens: Array,
         rng: Array | None = None,
-        record: AttentionRecord | None = None,
+        record: Recorder | None = None,
     ) -> Any:
         """Reads the source, [B, S] with lengths [B]; what comes back is all that decoding needs."""
         embedding_rng, encoder_rng = streams(rng, 2)
@@ -77,7 +77,7 @@ class Model(nnx.Module):
         target_in: Array,
         rng: Array | None = None,
         return_weights: bool = False,
-        record: AttentionRecord | None = None,
+        record: Recorder | None = None,
     ) -> tuple[Array, Array | None]:
         """Reads the target (teacher forcing).
 

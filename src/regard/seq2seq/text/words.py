@@ -127,7 +127,7 @@ def detokenize(words: Sequence[str], language: str = "en") -> str:
     """Text from words whose spaces are not known, by the typography of a language.
 
     For text that came split at spaces: a file of tokenized sentences, say. Where a tokenizer of
-    this package made the words, it knows the spaces.
+    this package made the words, it has the spaces.
 
     Example:
         >>> detokenize(["Do", "n't", "go", ",", "(", "please", ")", "!"])
