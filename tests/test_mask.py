@@ -287,7 +287,7 @@ def test_what_is_known_of_a_band_is_true(T, S, align):
             np.testing.assert_array_equal(np.broadcast_to(of(lone, T, S), may.shape), may)
             for found, expected in (
                 (allowed.visible_keys(axes), may.any(1)),
-                (allowed.seeing_queries(axes), may.any(2)),
+                (allowed.non_empty_rows(axes), may.any(2)),
             ):
                 shown = np.ones(1) if found is None else np.asarray(found)[:, 0]
                 np.testing.assert_array_equal(np.broadcast_to(shown, expected.shape), expected)

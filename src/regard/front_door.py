@@ -68,7 +68,7 @@ def prepare(
     Args:
         device: that of the call; None finds it.
     """
-    query, lost, at_hand = as_array("query", query), None, None
+    query, lost, memory_positions = as_array("query", query), None, None
     memory = key if isinstance(key, Memory) else None
     if isinstance(key, Memory):
         if key_positions is not None:
@@ -78,7 +78,7 @@ def prepare(
         value = None if value is None else held.value
         key, score, lost = held.key, held.score, held.lost
         mask, valid_lens = held.mask, None
-        at_hand = held.at, held.held
+        memory_positions = held.at, held.held
     key = as_array("key", key)
     value = None if value is None else as_array("value", value)
     axes = check(query, key, value)
@@ -91,7 +91,7 @@ def prepare(
     else:
         allowed, visible, non_empty = resolve(mask, valid_lens, axes), None, None
         if not axes.empty():
-            visible, non_empty = allowed.visible_keys(axes), allowed.seeing_queries(axes)
+            visible, non_empty = allowed.visible_keys(axes), allowed.non_empty_rows(axes)
     bias = None if bias is None else _canonical_bias(as_array("bias", bias), axes)
     softcap, sink = check_terms(softcap, sink, return_lse, normalize, axes)
     lse = return_lse or sink is not None
@@ -101,22 +101,22 @@ def prepare(
     device, label = device or device_of(*arrays), score.label()
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
     given_positions = dict(query_positions=query_positions, key_positions=key_positions)
-    unpacked = key
+    unplaced = key
     if score.uses_positions():
-        places = at_hand or positions(given_positions, axes, sequence)
-        by_default = at_hand is None and sequence is None
+        places = memory_positions or positions(given_positions, axes, sequence)
+        by_default = memory_positions is None and sequence is None
         by_default = by_default and all(one is None for one in given_positions.values())
         of_query, of_key = (one[:, None] for one in places)
         placement = Placement(query, key, of_query, of_key, by_default)
         score, query, key = score.placed(query, key, placement)
         axes = replace(axes, query_width=query.shape[-1], key_width=key.shape[-1])
-    elif at_hand is None and any(one is not None for one in given_positions.values()):
+    elif memory_positions is None and any(one is not None for one in given_positions.values()):
         raise ValueError(
             f"positions are of a regard.Memory and of scores with positions; {label} has none. "
             "Fix: leave query_positions= and key_positions= out; or score=regard.Rotary(...), or "
             "... + regard.Alibi()."
         )
-    pages = _pages(memory, dtype) if key is unpacked and value is not None else None
+    pages = _pages(memory, dtype) if key is unplaced and value is not None else None
     request = Request(
         axes if sequence is None else sequence.whole(axes),
         score,

@@ -51,7 +51,7 @@ class Memory:
     `init_cache` and `remember`. `attend(query, memory)` equals `attend(query, key, value,
     score=...)`, and does not prepare any key again: no projection, no exponential.
 
-    Masks speak of positions in the whole text, whatever slots hold the tokens: a key's position
+    Masks refer to positions in the whole text, whatever slots hold the tokens: a key's position
     counts the tokens of its own example, and of T queries the last one stands at the last key of
     its example, unless `query_positions=` says otherwise. So `mask=regard.Mask.causal()` means
     the same for one token, for a chunk, and for the full pass. Keys that were never written are

@@ -87,7 +87,7 @@ def places(
         name: options.pop(name, None) for name in ("query_positions", "key_positions")
     }
     causal = {band.align for band in mask.bands if band.right is not None and band.right <= 0}
-    if isinstance(held, Memory):  # masks speak of its positions
+    if isinstance(held, Memory):  # masks refer to its positions
         return at, bool(causal)
     if any(given is not None for given in at.values()):
         return at, False

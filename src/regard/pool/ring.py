@@ -215,7 +215,7 @@ class RingPass:
 
         def step(index: Array, carry: Any) -> Any:
             keys, results = carry
-            piece, here, first = self._at_hand(keys, index)
+            piece, here, first = self._current_piece(keys, index)
             coming = self._pass_on(here)  # in transit while this piece is pooled
             results = visit(here, first, results)
             return _store(keys, coming, piece), results
@@ -255,7 +255,7 @@ class RingPass:
 
         def step(index: Array, carry: Any) -> Any:
             keys, d_keys, d_query, d_shared = carry
-            piece, here, first = self._at_hand(keys, index)
+            piece, here, first = self._current_piece(keys, index)
             coming = self._pass_on(here)
             d_here, d_query, d_shared = visit(
                 here, first, (_take(d_keys, piece), d_query, d_shared)
@@ -279,7 +279,7 @@ class RingPass:
         """Every piece of every device comes by once."""
         return self.shards.over.size * self.shards.key_pieces
 
-    def _at_hand(self, keys: Any, index: Array) -> tuple[Array, Any, Array]:
+    def _current_piece(self, keys: Any, index: Array) -> tuple[Array, Any, Array]:
         """A step's piece: its number; its keys, values and segment ids; its first key's index."""
         step, piece = index // self.shards.key_pieces, index % self.shards.key_pieces
         return piece, _take(keys, piece), self.shards.first_key(step, piece)

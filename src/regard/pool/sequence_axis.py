@@ -110,7 +110,7 @@ class SequenceAxis:
 
         shards = tuple((own(q, axes.T, 1), own(k, axes.S, 1)) for q, k in allowed.segment_ids)
         bounds = own(allowed.start, axes.T), own(allowed.end, axes.T)
-        visible, non_empty = allowed.visible_keys(whole), allowed.seeing_queries(whole)
+        visible, non_empty = allowed.visible_keys(whole), allowed.non_empty_rows(whole)
         return Allowed(*bounds, shards, (), facts), own(visible, axes.S), own(non_empty, axes.T)
 
     def _gathered(self, lens: Array, axes: Axes) -> Array:

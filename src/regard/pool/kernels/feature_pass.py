@@ -69,7 +69,7 @@ class FeatureOperands:
         query_bias: [B, N, T], where a soft cap or the regime can see it; None is zero.
         bias: [B|1, N|1, T|1, S|1]; None is zero.
         distance_bias: the lift's, [1, N|1, T + S - 1]; None is zero.
-        raw_queries: the lift's; hopper.py takes its query and bias. The gradients go by way of the
+        raw_queries: the lift's; hopper.py takes its query and bias. Gradients go through the
             others, so that its own cotangents are 0.
     """
 

@@ -429,7 +429,7 @@ def run_kernel(
 
     Args:
         programs: per head; numbered by the grid's first axis, or with `heads_first` its second, so
-            that thread blocks of one time read neighboring heads of the same tokens.
+            that concurrent thread blocks read neighboring heads of the same tokens.
         results: shape and dtype of each result for one head; they come back [B, N, *shape], or,
             with `tokens_first`, those of rank 4 with their second and third axis swapped.
     """

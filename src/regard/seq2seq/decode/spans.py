@@ -1,4 +1,4 @@
-"""The parts of a text that a model cannot translate: markup, addresses, letters it has not.
+"""The parts of a text that a model cannot translate: markup, addresses, unknown letters.
 
 They are found here. How a text is put to the model without them, and how they come back into the
 translation, is in input_variants.py.
