@@ -33,25 +33,15 @@ class Validation:
 
 
 def translate_batches(
-    model: Model, batches: Iterable[Any], search: SearchOptions = SearchOptions()
+    model: Model, indexed: Iterable[tuple[np.ndarray, Any]], search: SearchOptions
 ) -> list[list[int]]:
-    """The best translation of every sentence, as token ids without <eos>.
+    """The best translation of every sentence, as token ids without <eos>, in the order of pairs.
 
     Args:
         model: the translator.
-        batches: only source and source_lens are read.
+        indexed: batches, of which only source and source_lens are read, as of `indexed_batches`.
         search: how to search.
-
-    Returns:
-        In the order of the pairs if the batches know it (`with_indices`), otherwise in the order
-        of the batches; rows of padding are left out.
     """
-    return _translate(model, _indexed(batches), search)
-
-
-def _translate(
-    model: Model, indexed: Iterable[tuple[np.ndarray, Any]], search: SearchOptions
-) -> list[list[int]]:
     found: list[tuple[int, list[int]]] = []
     for indices, batch in indexed:
         best = programs.search(model, batch.source, batch.source_lens, search, 1, hurry=False)
@@ -91,7 +81,7 @@ class Validator:
         self.graph, self.validation, self.parallel, self.hosts = graph, validation, parallel, hosts
         self.before = before
         self.compiled: set[tuple] = set()  # (what, shape)
-        self.indexed = list(_indexed(validation.batches))
+        self.indexed = list(indexed_batches(validation.batches))
         if not self.indexed:
             raise ValueError("a validation needs batches. Got none.")
 
@@ -115,7 +105,9 @@ class Validator:
 
     def _bleu(self, model: Model) -> float:
         score = cast(Callable, self.validation.bleu)
-        return float(score(_translate(model, self._each("translating"), self.validation.search)))
+        return float(
+            score(translate_batches(model, self._each("translating"), self.validation.search))
+        )
 
     def _each(self, what: str) -> Iterator[tuple[np.ndarray, Any]]:
         for number, (indices, batch) in enumerate(self.indexed, 1):
@@ -141,7 +133,7 @@ class Validator:
         )
 
 
-def _indexed(batches: Any) -> Iterator[tuple[np.ndarray, Any]]:
+def indexed_batches(batches: Any) -> Iterator[tuple[np.ndarray, Any]]:
     """Batches with each row's position among the pairs, −1 for padding."""
     if hasattr(batches, "with_indices"):
         yield from batches.with_indices()
