@@ -126,7 +126,7 @@ def regard_programs(work: dict[str, np.ndarray]) -> tuple[Programs, dict[str, ob
 
     def train() -> float:
         for number, batch in enumerate(training):
-            shared, rate = parallel.share(batch), jnp.float32(recipe.learning_rate)
+            shared, rate = parallel.shard(batch), jnp.float32(recipe.learning_rate)
             state[0], measured = step(state[0], shared, jnp.asarray(number, jnp.int32), rate)
         if not bool(measured.healthy):
             raise FloatingPointError("regard's loss is not finite.")

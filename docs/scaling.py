@@ -16,7 +16,7 @@ PICTURE = HERE / "images" / "scaling.png"
 NVLINK, NETWORK, IN_A_MACHINE = 450e9, 400e9 / 8, 8
 LATENCY = 10e-6  # seconds until a message of no length is there
 HEADS = 16  # of queries; they travel together
-PIECES, LEAST = 16, 2048  # how regard.pool.ring cuts a share of keys on a GPU
+PIECES, LEAST = 16, 2048  # how regard.pool.ring cuts a shard of keys on a GPU
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Work:
         return 2 * (self.width + self.values)
 
     def step_seconds(self, queries, keys):
-        """Pooling over the keys at hand."""
+        """Pooling over one piece of the keys."""
         return HEADS * queries * keys * self.flops() / self.rate()
 
     def send_seconds(self, keys, link):
@@ -86,8 +86,8 @@ def speedup(work, tokens, devices):
 
 def table():
     lines = [
-        "| work | operations per pair | bytes per key | measured rate | NVLink hides from | "
-        "network hides from |",
+        "| work | operations per pair | bytes per key | measured rate | overlaps on NVLink from | "
+        "overlaps on the network from |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for work in WORKS:

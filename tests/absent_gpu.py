@@ -21,7 +21,7 @@ HOPPER = Device("gpu", (9, 0))
 
 
 def request(axes, mask, lens, **changes):
-    """A bfloat16 call on a Hopper GPU, as the backends are asked whether they take it."""
+    """A bfloat16 call on a Hopper GPU, as the backends see it."""
     fields = dict(
         axes=axes,
         score=Dot(),

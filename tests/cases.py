@@ -1,7 +1,7 @@
 """The tables of the contract suites: scores, regimes, masks, dtypes, backends.
 
 A new score, regime, mask or backend joins every suite by one line here. Nothing runs here; a
-`Case` names one line of each table, and problem.py draws it, runs it and asks the oracle.
+`Case` names one line of each table, and problem.py draws it, runs it and calls the oracle.
 """
 
 import contextlib
@@ -221,7 +221,7 @@ SCORES = SINGLE_SCORES | {
     "gaussian + two-sided alibi per head": summed(
         (SINGLE_SCORES["gaussian"], None), (TWO_SIDED, None)
     ),
-    "rotary gaussian, half turned": ScoreRow(
+    "rotary gaussian, half rotated": ScoreRow(
         lambda **parameters: regard.Rotary(regard.Gaussian(**parameters), 100.0, 0.5),
         lambda parameters: oracle.Rotary(oracle.Gaussian, parameters, 0.5, base=100.0),
         (8, 8),
@@ -306,13 +306,13 @@ MASKS = {
     "shared segments": lambda rng, B, N, T, S: {"segments": (_segments(rng, T), _segments(rng, S))},
     "boolean": lambda rng, B, N, T, S: {"boolean": rng.random((B, N, T, S)) < 0.5},
     "shared boolean": lambda rng, B, N, T, S: {"boolean": rng.random((T, S)) < 0.3},
-    "boolean with nobody and nothing": lambda rng, B, N, T, S: {
+    "boolean with an empty row": lambda rng, B, N, T, S: {
         "boolean": _lonely(rng.random((B, N, T, S)) < 0.5)
     },
     "segments without partners": lambda rng, B, N, T, S: {
         "segments": (_segments(rng, B, T) + 1, _segments(rng, B, S))  # keys of 0, queries of 3
     },
-    "hidden only by both": lambda rng, B, N, T, S: {"causal": "end", "boolean": _against(T, S)},
+    "masked only by both": lambda rng, B, N, T, S: {"causal": "end", "boolean": _against(T, S)},
     "causal and lengths": lambda rng, B, N, T, S: {
         "causal": "end",
         "valid_lens": _lens(rng, S, B),
@@ -351,8 +351,8 @@ def _lonely(table):
 
 
 def _against(T, S):
-    """A table that hides the last keys from the only queries that a causal mask shows them to,
-    and from the first query all that it lets it see: nobody is alone by either mask alone.
+    """A table that masks the last keys for the only queries that a causal mask leaves them to, and
+    for the first query all its causal keys: no row is empty and no key unseen by one mask alone.
     """
     t, s = np.arange(T)[:, None], np.arange(S)[None, :]
     return ~((t >= T - 5) & (s >= S - 5)) & ~((t == 0) & (s <= S - T))
@@ -441,7 +441,7 @@ def tiered(cases):
     """The cases as pytest's parameters; those of `make test-all` alone are marked slow.
 
     `make test` keeps as few cases as have every row of every table: each score, regime, mask,
-    dtype, size and shape of bias is in one. Backends take turns at them.
+    dtype, size and shape of bias is in one. Backends are assigned to them cyclically.
     """
     cases, groups = list(cases), {}
     for case in cases:

@@ -151,7 +151,7 @@ def quick_compilation():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """With a GPU, a `gpu` test that skips itself fails: a kernel nobody runs is not tested."""
+    """With a GPU, a `gpu` test that skips itself fails: a kernel that is not run is not tested."""
     report = yield
     if ON_GPU and report.skipped and "gpu" in item.keywords:
         report.outcome = "failed"

@@ -1,4 +1,4 @@
-"""The properties that every backend and every score has; the contract suites ask them of each
+"""The properties that every backend and every score has; the contract suites check them for each
 case.
 """
 
@@ -21,9 +21,7 @@ def equals_the_oracle(problem):
 
 
 def empty_rows_are_exactly_zero(problem):
-    """A query with nothing to look at: output 0, and gradient 0 in its query and bias. Never
-    NaN.
-    """
+    """An empty row: output 0, and gradient 0 in its query and bias. Never NaN."""
     out, gradients = problem.answer
     empty = ~problem.may_per_query
     np.testing.assert_array_equal(out[empty], 0)
@@ -36,9 +34,7 @@ def empty_rows_are_exactly_zero(problem):
 
 
 def padding_reaches_nothing(problem):
-    """NaN and Inf in keys and values nobody sees, and in queries that see nobody: not one bit
-    changes.
-    """
+    """NaN and Inf in masked keys and values, and in queries of empty rows: not one bit changes."""
     poisoned = _poisoned_padding(problem)
     if poisoned is None:
         return  # No padding in this mask; the masks that have it are in every table.
@@ -52,7 +48,7 @@ def padding_reaches_nothing(problem):
 
 
 def padding_reaches_nothing_alone(problem):
-    """The same of a call that is not differentiated, which may hide less."""
+    """The same of a call that is not differentiated, which may zero less."""
     poisoned = _poisoned_padding(problem)
     if poisoned is None:
         return
@@ -75,12 +71,10 @@ def explain_says_what_ran(problem):
 
 
 def breaking_one_value_shows(problem):
-    """The twin of equals_the_oracle: one value that counts, changed, and the comparison must
-    see it.
-    """
+    """Negative control of equals_the_oracle: with one value changed, the comparison must fail."""
     weights = problem.pooled.weights
     if not weights.any():
-        return  # Nobody sees anything.
+        return  # Every row is empty.
     *lead, _, s = np.unravel_index(np.argmax(weights), weights.shape)
     value = problem.inputs["value"].copy()
     where = (
@@ -96,7 +90,7 @@ def breaking_one_value_shows(problem):
 
 
 def _poisoned_padding(problem):
-    """The inputs with NaN and Inf where nobody looks; None where there is no such place."""
+    """The inputs with NaN and Inf in masked places; None where there is no such place."""
     unseen, empty = ~problem.may_per_key, ~problem.may_per_query
     if not (unseen.any() or empty.any()):
         return None

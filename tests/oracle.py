@@ -115,7 +115,7 @@ WHERE = ("at", "held")  # beside the parameters: the query's position, and the k
 
 @dataclass
 class Rotary:
-    """`inner` of queries and keys turned by their positions, pair by pair, as complex numbers."""
+    """`inner` of queries and keys rotated by their positions, pair by pair, as complex numbers."""
 
     inner: object  # of a class above
     parameters: dict
@@ -227,7 +227,7 @@ class Sum:
 
 
 # ---------------------------------------------------------------------------------------------
-# Regimes: weights of one query from its scores a [S], S >= 1, over the keys it may look at and
+# Regimes: weights of one query from its scores a [S], S >= 1, over the keys it may attend to and
 # only those. `pull` takes the cotangent dw of the weights to that of the scores.
 
 
@@ -242,7 +242,7 @@ class Softmax:
 
 @dataclass
 class SinkSoftmax:
-    """Softmax over the scores and one more, the sink's, whose weight nobody gets."""
+    """Softmax over the scores and one more, the sink's, whose weight no value gets."""
 
     sink: float
 
@@ -332,11 +332,11 @@ class Uniform:
 
 
 # ---------------------------------------------------------------------------------------------
-# Masks: which key each query may look at.
+# Masks: which keys each query may attend to.
 
 
 def allowed(shape, valid_lens=None, causal=None, window=None, segments=None, boolean=None):
-    """The boolean weights-shaped array of who may look at whom; every condition given must hold.
+    """The boolean weights-shaped array of the pairs that take part: all conditions must hold.
 
     valid_lens: () | (B,) | (B, T) | (B, N, T), at rank 2 () | (T,).  causal: "end" | "start".
     window: (left, right, align), None for no limit.  segments: (query ids, key ids), ids [T] or
@@ -406,7 +406,7 @@ def attend(
     softcap=None,
     sink=None,
 ):
-    """out = sum_s weight_s value_s, per query, over the keys it may look at; none: zeros.
+    """out = sum_s weight_s value_s, per query, over the keys it may attend to; none: zeros.
 
     may: boolean, broadcastable to the weights (see `allowed`).  bias: added to the scores; -inf
     there is the same as not being allowed.  keep: boolean, what dropout at `rate` keeps.  softcap:
@@ -508,7 +508,7 @@ def weights_shape(query, key):
 
 
 def _rows(q, k, may, bias):
-    """Every query (b, n, t) that has something to look at, its key head m, and the keys it sees."""
+    """Every query (b, n, t) with a visible key, its key head m, and the keys it sees."""
     B, T, N, _ = q.shape
     S, K = k.shape[1:3]
     for b in range(B):

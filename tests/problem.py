@@ -123,7 +123,7 @@ class Problem:
 
     @functools.cached_property
     def program(self):
-        """One jitted function for everything a test asks of this case; compiled once."""
+        """One jitted function for everything a test needs of this case; compiled once."""
         implementation = self.backend.implementation
         normalize = REGIMES[self.case.regime].normalize
 
@@ -157,7 +157,7 @@ class Problem:
 
     @functools.cached_property
     def program_alone(self):
-        """The forward pass of a call that nobody differentiates: a program of its own."""
+        """The forward pass of a call that is not differentiated: a program of its own."""
         keywords = dict(implementation=self.backend.implementation)
         keywords |= dict(normalize=REGIMES[self.case.regime].normalize, softcap=self.case.softcap)
         return jax.jit(lambda inputs, masks: regard.attend(**inputs, **masks, **keywords))

@@ -12,13 +12,13 @@ from jax.sharding import PartitionSpec as P
 
 import regard
 from absent_gpu import absent_gpus, on_hopper
-from regard.pool import ring_shares
+from regard.pool import ring_shards
 from regard.pool.kernels.feature_tiles import FeatureTiles
 from regard.pool.layout import tiling
 from regard.pool.pallas import interpreted
 
 TOLERANCE = 1e-5  # relative to the largest entry, float32
-ring_shares.LEAST["cpu"] = 2  # so that shares are cut, at lengths that take no time
+ring_shards.LEAST["cpu"] = 2  # so that shards are cut, at lengths that take no time
 B, N, K = 2, 4, 2
 rng = np.random.default_rng(0)
 
@@ -92,7 +92,7 @@ CASES = {
 INSIDE = {
     "lengths per query, inside": (40, 48, CASES["lengths per query"][2]),
     "causal window and dropout, inside": (64, 64, CASES["causal window and dropout"][2]),
-    "causal, odd shares, inside": (40, 56, CAUSAL),
+    "causal, odd shards, inside": (40, 56, CAUSAL),
     "gaussian, inside": (40, 48, dict(score=regard.Gaussian(1.3), valid_lens=jnp.array([45, 7]))),
     "additive, inside": (32, 40, dict(score=additive(0.3))),
     "positions, inside": (40, 56, dict(score=positions(), **CAUSAL)),
@@ -101,21 +101,21 @@ INSIDE = {
 
 
 def inside(mesh):
-    """attend, called on shares inside a shard_map that a user wrote."""
+    """attend, called on shards inside a shard_map that a user wrote."""
     rows, whole = P(None, "seq"), P()
 
     def attend(*arrays, score, valid_lens=None, mask=None, **settings):
         ids = () if mask is None else mask.segment_ids
 
-        def on_shares(score, lens, ids, *shares):
+        def on_shards(score, lens, ids, *shards):
             own = mask if mask is None else dataclasses.replace(mask, segment_ids=ids)
             return regard.attend(
-                *shares, score=score, valid_lens=lens, mask=own, **settings, sequence_axis="seq"
+                *shards, score=score, valid_lens=lens, mask=own, **settings, sequence_axis="seq"
             )
 
         lens = rows if valid_lens is not None and valid_lens.ndim > 1 else whole
         specs = (whole, lens, P("seq"), rows, rows, rows)
-        shared = jax.shard_map(on_shares, mesh=mesh, in_specs=specs, out_specs=rows)
+        shared = jax.shard_map(on_shards, mesh=mesh, in_specs=specs, out_specs=rows)
         return shared(score, valid_lens, ids, *arrays)
 
     return attend
@@ -189,7 +189,7 @@ def compare(name, mesh, batch):
 
 
 def no_gather(mesh, batch=None):
-    """The compiled program moves shares to neighbors, before it computes, and never puts a sequence
+    """The compiled program moves shards to neighbors, before it computes, and never puts a sequence
     together."""
     checked = []
     sharded = NamedSharding(mesh, P(batch, "seq"))

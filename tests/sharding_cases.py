@@ -208,9 +208,9 @@ def explicit():
     assert jax.typeof(alone).sharding.spec == spec
 
     rows = P("data", "model", None, None)
-    shares = jax.device_put((arrays, cotangent), NamedSharding(mesh, rows))
+    shards = jax.device_put((arrays, cotangent), NamedSharding(mesh, rows))
     with jax.set_mesh(mesh):
-        got = jax.jit(lambda *inputs: step(*inputs, sequence_axis="model"))(score, *shares)
+        got = jax.jit(lambda *inputs: step(*inputs, sequence_axis="model"))(score, *shards)
     compare(got, expected, "explicit, ring")
     assert jax.typeof(got[0]).sharding.spec == rows
     print("explicit / typed", flush=True)

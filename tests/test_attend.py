@@ -31,7 +31,7 @@ LOOKED_AT = [
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", LOOKED_AT, ids=str)
-def test_looking_at_the_weights_changes_no_bit(case, backend):
+def test_returning_the_weights_changes_no_bit(case, backend):
     """out is the same with and without return_weights, and the weights are those it was made
     with.
     """

@@ -85,7 +85,7 @@ def check(sizes, score, regime, mask, backend, seed):
 
 
 EMPTY = ("B", "T", "S", "none")
-SMALL_MASKS = [name for name in MASKS if name not in ("boolean with nobody and nothing",)]
+SMALL_MASKS = [name for name in MASKS if name not in ("boolean with an empty row",)]
 
 
 @settings(max_examples=RUNS)

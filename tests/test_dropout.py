@@ -58,7 +58,7 @@ def test_old_style_keys_are_the_same_keys():
 
 
 def test_another_seed_keeps_others():
-    """The twin: nearly 2 * rate * (1 - rate) of the weights change sides."""
+    """Negative control: nearly 2 * rate * (1 - rate) of the weights change sides."""
     changed = (kept(jax.random.key(0)) != kept(jax.random.key(1))).mean()
     np.testing.assert_allclose(
         changed, 2 * RATE * (1 - RATE), atol=5 * np.sqrt(0.25 / (B * N * T * S))
@@ -107,7 +107,7 @@ def test_independent_across_batch_head_query_and_key():
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_the_hash_equals_independent_coins(rate):
     """Row sums, column sums, every pair of rows or columns, and rectangles: as wide as coins
-    make them, with no pair that echoes another. The twin without the first product fails.
+    make them, with no pair that echoes another. A variant without the first product fails.
     """
     n, seed = 1024, jnp.array([3, 141592653], jnp.uint32)
     index = jnp.arange(n, dtype=jnp.int32)
@@ -167,7 +167,7 @@ def test_the_returned_weights_are_before_dropout(backend):
     ids=str,
 )
 def test_output_and_gradients_with_dropout(case, backend):
-    """Against the oracle, told which weights were kept: those that the identity value shows."""
+    """Against the oracle, given which weights were kept: those that the identity value shows."""
     problem = draw(case)
     rng = jax.random.key(5)
     keep = kept(rng, shape=problem.shape)

@@ -240,8 +240,8 @@ def test_blockwise_never_makes_a_queries_by_keys_array(mask, regime):
 
 
 def test_the_walk_over_the_jaxpr_sees_inside_loops():
-    """The twin: the reference does make that array, and so does one hidden in a scan, and the
-    walk sees both.
+    """Negative control: the reference does make that array, and so does one inside a scan, and the
+    walk over the jaxpr sees both.
     """
     x = jax.ShapeDtypeStruct((2, LONG, 4), jnp.float32)
     _, shape = largest(lambda q, k, v: regard.attend(q, k, v, implementation="reference"), x, x, x)
@@ -258,7 +258,7 @@ def test_the_walk_over_the_jaxpr_sees_inside_loops():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_polarity_true_takes_part(backend):
-    """The twin of every mask test: the other polarity is the other answer."""
+    """Negative control of every mask test: the other polarity is the other answer."""
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((4, 3)), jnp.float32)
     only_first = jnp.zeros((4, 4), bool).at[:, 0].set(True)
@@ -287,7 +287,7 @@ def test_what_is_known_of_a_band_is_true(T, S, align):
             np.testing.assert_array_equal(np.broadcast_to(of(lone, T, S), may.shape), may)
             for found, expected in (
                 (allowed.visible_keys(axes), may.any(1)),
-                (allowed.seeing_queries(axes), may.any(2)),
+                (allowed.non_empty_rows(axes), may.any(2)),
             ):
                 shown = np.ones(1) if found is None else np.asarray(found)[:, 0]
                 np.testing.assert_array_equal(np.broadcast_to(shown, expected.shape), expected)

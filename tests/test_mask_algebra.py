@@ -70,7 +70,7 @@ def check(mask, may):
     for got, expected in (
         (allowed.dense(axes), may),
         (allowed.visible_keys(axes), may.any(2)),
-        (allowed.seeing_queries(axes), may.any(3)),
+        (allowed.non_empty_rows(axes), may.any(3)),
     ):
         got = True if got is None else np.asarray(got)
         if 0 not in may.shape[:2]:

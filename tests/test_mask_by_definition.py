@@ -69,7 +69,7 @@ def check(facts, shape):
     said = [
         (allowed.dense(axes), may),
         (allowed.visible_keys(axes), may.any(2)),
-        (allowed.seeing_queries(axes), may.any(3)),
+        (allowed.non_empty_rows(axes), may.any(3)),
     ]
     for got, expected in said:
         got = True if got is None else np.asarray(got)
@@ -126,11 +126,11 @@ def test_two_of_one_kind():
     allowed = resolve(mask, None, axes)
     np.testing.assert_array_equal(allowed.dense(axes), expected)
     np.testing.assert_array_equal(allowed.visible_keys(axes), expected.any(2))
-    np.testing.assert_array_equal(allowed.seeing_queries(axes), expected.any(3))
+    np.testing.assert_array_equal(allowed.non_empty_rows(axes), expected.any(3))
 
 
 @pytest.mark.parametrize("T", [128, 259])
-def test_combined_masks_are_looked_at_in_blocks(T):
+def test_combined_masks_are_checked_in_blocks(T):
     """More queries than a block has, with a ragged end: the last block begins before its place."""
     shape = (1, 1, T, 3)
     table = np.zeros(shape, bool)
@@ -198,12 +198,12 @@ def test_only_causal_order_is_known_to_hide_nothing():
     axes = axes_of((2, 2, 4, 7))
     causal = resolve(regard.Mask.causal(), None, axes)
     assert causal.visible_keys(axes) is None
-    assert causal.seeing_queries(axes) is None
+    assert causal.non_empty_rows(axes) is None
     both = resolve(regard.Mask.causal(), jnp.array([3, 7], jnp.int32), axes)
     assert both.visible_keys(axes) is not None
-    assert both.seeing_queries(axes) is not None
+    assert both.non_empty_rows(axes) is not None
     assert resolve(None, None, axes).visible_keys(axes) is None
-    assert resolve(None, None, axes).seeing_queries(axes) is None
+    assert resolve(None, None, axes).non_empty_rows(axes) is None
 
 
 def test_a_mask_goes_with_a_mask_only():

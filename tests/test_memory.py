@@ -52,7 +52,7 @@ def test_twice_the_length_is_twice_the_memory(score):
 
 
 def test_the_reference_is_what_it_is_measured_against():
-    """The twin: the weights alone of the dense form, which this test would see if it came back."""
+    """Negative control: the weights alone of the dense form, which this test would detect."""
     x = jax.ShapeDtypeStruct((1, 4096, 8), jnp.float32)
 
     def loss(q, k, v):

@@ -1,4 +1,4 @@
-"""The contract of a weight regime, asked directly: tile by tile, merged, recalled, differentiated.
+"""The contract of a weight regime, called directly: by tiles, merged, recomputed, differentiated.
 
 Blockwise and ring pooling trust these numbers. Here they are computed without either, on rows of
 scores cut into uneven tiles, and compared with the oracle's rows.
@@ -88,7 +88,7 @@ def near(got, expected):
 
 
 @pytest.mark.parametrize("name", REGIMES)
-def test_tiles_pool_and_recall_as_whole_rows(name, rows):
+def test_tiles_pool_and_recompute_as_whole_rows(name, rows):
     normalize, regime = REGIMES[name]
     scores, may, value, _ = rows
     expected = whole_weights(regime, rows)
@@ -97,7 +97,7 @@ def test_tiles_pool_and_recall_as_whole_rows(name, rows):
     near(out, expected @ value)
     for tile in TILES:
         arguments = (jnp.asarray(x[..., tile]) for x in (scores, may, KEYS[None, None]))
-        near(normalize.recall(per_row(stats), *arguments), expected[..., tile])
+        near(normalize.recompute(per_row(stats), *arguments), expected[..., tile])
 
 
 @pytest.mark.parametrize("name", REGIMES)
@@ -147,13 +147,13 @@ def test_rows_over_some_keys_and_others_are_rows_over_both(name, rows):
         ]
         near(parts[0] + parts[1], expected @ value)
         arguments = (jnp.asarray(x) for x in (scores, may, KEYS[None, None]))
-        near(normalize.recall(per_row(both), *arguments), expected)
+        near(normalize.recompute(per_row(both), *arguments), expected)
     out, stats = pooled(normalize, rows)
     same, counts, none = normalize.merge(stats, normalize.nothing((Z, T), jnp.dtype("float64")))
     near(out if counts is None else out * counts[..., None], expected @ value)
     assert none is None or not np.asarray(none)[np.asarray(may.any(-1))].any()
     arguments = (jnp.asarray(x) for x in (scores, may, KEYS[None, None]))
-    near(normalize.recall(per_row(same), *arguments), expected)
+    near(normalize.recompute(per_row(same), *arguments), expected)
 
 
 @pytest.mark.parametrize("name", REGIMES)
@@ -221,7 +221,7 @@ def test_the_contract_is_open():
         lambda: bare.nothing((1, 1), x.dtype),
         lambda: bare.absorb((), (), x, None, jnp.int32(0)),
         lambda: bare.finish((), ()),
-        lambda: bare.recall((), x, None, x),
+        lambda: bare.recompute((), x, None, x),
         lambda: bare.slope((), x, None, x),
         lambda: bare.balance((), x, None, x),
         lambda: bare.merge((), ()),

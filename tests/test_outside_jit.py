@@ -80,7 +80,7 @@ def test_other_numbers_in_a_score_need_no_other_program_on_a_cpu(prepared):
     np.testing.assert_allclose(wide, jitted(50.0), atol=2e-6)
 
 
-def test_looking_changes_nothing():
+def test_returning_weights_changes_nothing():
     out, weights = regard.attend(X, X, X, return_weights=True)
     np.testing.assert_array_equal(out, regard.attend(X, X, X))
     np.testing.assert_array_equal(weights, regard.weights(X, X))

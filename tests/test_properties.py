@@ -145,7 +145,7 @@ def test_anything_is_what_the_oracle_says(which, seed, scale):
     made, run = program(which)
     tensors, parameters, facts, cotangent = data(made, seed, scale)
     may = oracle.allowed(oracle.weights_shape(tensors["query"], tensors["key"]), **facts)
-    seen, sees = seen_keys(may, made), seeing_queries(may)
+    seen, sees = visible_keys(may, made), non_empty_rows(may)
 
     poisoned = {name: x.copy() for name, x in tensors.items()}
     poisoned["key"][~seen] = poisoned["value"][~seen] = np.nan
@@ -173,7 +173,7 @@ def test_anything_is_what_the_oracle_says(which, seed, scale):
         np.testing.assert_array_equal(np.asarray(slopes[name])[~seen], 0)
 
 
-def seen_keys(may, made):
+def visible_keys(may, made):
     """[S], [B, S] or [B, S, K]: does any query of its heads see this key?"""
     if may.ndim < 4:
         return may.any(axis=-2)
@@ -181,7 +181,7 @@ def seen_keys(may, made):
     return may.reshape(B, made["K"], N // made["K"] * T, S).any(axis=2).swapaxes(1, 2)
 
 
-def seeing_queries(may):
+def non_empty_rows(may):
     """[T], [B, T] or [B, T, N]: does this query see any key?"""
     sees = may.any(axis=-1)
     return sees.swapaxes(1, 2) if sees.ndim == 3 else sees

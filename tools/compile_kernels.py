@@ -65,7 +65,7 @@ def paged(
     return attend, (query, pages, pages, jax.ShapeDtypeStruct((B,), jnp.int32))
 
 
-def looking(
+def summary_of(
     function: Callable[..., Any], B: int, T: int, N: int, D: int, dtype: str, **options: Any
 ) -> Call:
     """`summarize` or `attention_map` of queries and keys."""
@@ -110,14 +110,14 @@ def calls() -> dict[str, Call]:
     return found
 
 
-def looks() -> dict[str, Call]:
+def summaries() -> dict[str, Call]:
     """By name; compiled forward: derivatives are plain XLA."""
     found = {}
     for D, dtype in ((64, "bfloat16"), (128, "bfloat16"), (256, "bfloat16"), (64, "float32")):
         for function in (regard.summarize, regard.attention_map):
             for name, mask in (("", None), (" causal", regard.Mask.causal())):
-                made = looking(function, 2, 4096, 16, D, dtype, mask=mask)
-                found[f"look {function.__name__}{name} {D} {dtype}"] = made
+                made = summary_of(function, 2, 4096, 16, D, dtype, mask=mask)
+                found[f"summary {function.__name__}{name} {D} {dtype}"] = made
     return found
 
 
@@ -191,7 +191,7 @@ def with_gradients(attend: Callable[..., Array]) -> Callable:
 def lines(pattern: str, capability: tuple[int, int]) -> Iterator[str]:
     number = 10 * capability[0] + capability[1]
     pooled = calls()
-    for name, (call, shapes) in (pooled | looks()).items():
+    for name, (call, shapes) in (pooled | summaries()).items():
         if pattern not in name:
             continue
         yield name

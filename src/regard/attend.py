@@ -1,7 +1,7 @@
 """attend: check, choose, run. No backend is named here.
 
 front_door.py checks the arguments, pool/choose.py picks a backend, and `_pool` runs it:
-score -> mask -> normalize -> pool. What looks at the same pipeline is in weights.py.
+score -> mask -> normalize -> pool. weights.py computes the weights by the same pipeline.
 """
 
 import functools
@@ -169,14 +169,14 @@ def attend(
         mesh, sequence_axis: shards T and S over this axis of the mesh and pools by ring
             attention, whatever T and S are; for masks by lengths, bands and segments.
             Without a mesh, the one of jax.set_mesh. Inside your own shard_map over that axis,
-            the arrays are the device's shares and masks speak of the whole sequence.
+            the arrays are the device's shards, and masks count positions in the whole sequence.
         query_positions: integers (T,) or (B, T): where the queries stand in their text, for
             scores with positions (Rotary, Alibi, RelativeBias) and for masks of a Memory. None:
             the last query stands where the last key does, as masks are aligned.
         key_positions: integers (S,) or (B, S), for scores with positions; None: 0, 1, …. A Memory
-            knows its own. Masks of plain arrays count indices, whatever the positions are.
+            stores its own. Masks of plain arrays count indices, whatever the positions are.
         return_weights: also return the weights, (T, S), (B, T, S) or (B, N, T, S), before
-            dropout. Looking never changes the output.
+            dropout. Returning them never changes the output.
         return_lse: also return the log-sum-exp of each row's scores, (T,), (B, T) or (B, N, T),
             float32 or wider, differentiable; with Softmax only. The sink is in it; -inf for an
             empty row without one. `merge` puts parts together by it.
@@ -268,7 +268,7 @@ def _collect(
     wanted: tuple[str, ...], pooled: tuple[Array, Array | None, Array], weights: Callable[[], Array]
 ) -> Any:
     """What the caller asked for, of the results of `_pool` and of a program for the weights: one
-    of its own, so that looking cannot change what is pooled.
+    of its own, so that returning weights cannot change the output.
     """
     if len(wanted) == 1:
         return pooled[0]

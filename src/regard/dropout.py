@@ -31,6 +31,9 @@ class Draw(NamedTuple):
     T: int
 
 
+Seed = Array | Draw | None  # of a pass over the weights; None: no dropout
+
+
 def first_rows(seed: Array | Draw, B: int, N: int, T: int) -> Array:
     """The global row, (batch · N + head) · T, of each head's first query: int32 [B, N, 1]."""
     heads = seed.heads if isinstance(seed, Draw) else None
@@ -59,7 +62,7 @@ def keep_scale(
 
 
 # A pair is hashed in two steps. The first is expensive and made once per row and once per key; the
-# second is seven integer instructions per pair, which a GPU can hide under its matrix products.
+# second is seven integer instructions per pair, which a GPU overlaps with its matrix products.
 
 Words = tuple[Array, Array]
 

@@ -15,14 +15,15 @@ from jax import Array
 
 from regard.dropout import seed_words
 from regard.mask import Mask, MaskFacts, resolve
-from regard.memory import Memory, recall
+from regard.memory import Memory, unpack
 from regard.normalize import Normalizer, Softmax
 from regard.placement import Device, device_of
 from regard.pool.backend import BiasFacts, Pages, Problem, Request
 from regard.pool.sequence_axis import SequenceAxis
-from regard.score.contract import Score, promote, require_score
+from regard.score.contract import Score, promote
 from regard.score.dot import Dot
 from regard.score.positions import Placement, as_int32, default_positions
+from regard.score.registration import require_score
 from regard.shapes import Axes, as_array, check, shape_error
 
 DOT = Dot()  # the default: known from a dot product that the caller asked for
@@ -68,17 +69,17 @@ def prepare(
     Args:
         device: that of the call; None finds it.
     """
-    query, lost, at_hand = as_array("query", query), None, None
+    query, lost, memory_positions = as_array("query", query), None, None
     memory = key if isinstance(key, Memory) else None
     if isinstance(key, Memory):
         if key_positions is not None:
-            raise ValueError("a Memory knows its keys' positions. Fix: leave key_positions= out.")
+            raise ValueError("a Memory stores its keys' positions. Fix: leave key_positions= out.")
         given = None if score is DOT else score
-        held = recall(key, query, given, mask, valid_lens, query_positions)
+        held = unpack(key, query, given, mask, valid_lens, query_positions)
         value = None if value is None else held.value
         key, score, lost = held.key, held.score, held.lost
         mask, valid_lens = held.mask, None
-        at_hand = held.at, held.held
+        memory_positions = held.at, held.held
     key = as_array("key", key)
     value = None if value is None else as_array("value", value)
     axes = check(query, key, value)
@@ -87,11 +88,11 @@ def prepare(
     if mesh is not None or sequence_axis is not None:
         sequence = SequenceAxis.of(mesh, sequence_axis)
     if sequence is not None and sequence.inside:
-        allowed, visible, non_empty = sequence.resolve_share(mask, valid_lens, axes)
+        allowed, visible, non_empty = sequence.resolve_shard(mask, valid_lens, axes)
     else:
         allowed, visible, non_empty = resolve(mask, valid_lens, axes), None, None
         if not axes.empty():
-            visible, non_empty = allowed.visible_keys(axes), allowed.seeing_queries(axes)
+            visible, non_empty = allowed.visible_keys(axes), allowed.non_empty_rows(axes)
     bias = None if bias is None else _canonical_bias(as_array("bias", bias), axes)
     softcap, sink = check_terms(softcap, sink, return_lse, normalize, axes)
     lse = return_lse or sink is not None
@@ -100,23 +101,23 @@ def prepare(
     arrays = (query, key, value, allowed, bias, score)
     device, label = device or device_of(*arrays), score.label()
     query, key = axes.canonical(query.astype(dtype)), axes.canonical(key.astype(dtype))
-    told = dict(query_positions=query_positions, key_positions=key_positions)
-    recalled = key
+    given_positions = dict(query_positions=query_positions, key_positions=key_positions)
+    unplaced = key
     if score.uses_positions():
-        places = at_hand or positions(told, axes, sequence)
-        by_default = at_hand is None and sequence is None
-        by_default = by_default and all(one is None for one in told.values())
+        places = memory_positions or positions(given_positions, axes, sequence)
+        by_default = memory_positions is None and sequence is None
+        by_default = by_default and all(one is None for one in given_positions.values())
         of_query, of_key = (one[:, None] for one in places)
         placement = Placement(query, key, of_query, of_key, by_default)
         score, query, key = score.placed(query, key, placement)
         axes = replace(axes, query_width=query.shape[-1], key_width=key.shape[-1])
-    elif at_hand is None and any(one is not None for one in told.values()):
+    elif memory_positions is None and any(one is not None for one in given_positions.values()):
         raise ValueError(
             f"positions are of a regard.Memory and of scores with positions; {label} has none. "
             "Fix: leave query_positions= and key_positions= out; or score=regard.Rotary(...), or "
             "... + regard.Alibi()."
         )
-    pages = _pages(memory, dtype) if key is recalled and value is not None else None
+    pages = _pages(memory, dtype) if key is unplaced and value is not None else None
     request = Request(
         axes if sequence is None else sequence.whole(axes),
         score,
@@ -173,7 +174,7 @@ def positions(
 ) -> tuple[Array, Array]:
     """query_positions= and key_positions= as int32 [B|1, T] and [B|1, S]; None: by index."""
     found: list[Array] = list(default_positions(axes.T, axes.S))
-    if sequence is not None and sequence.inside:  # the arrays are one device's share
+    if sequence is not None and sequence.inside:  # the arrays are one device's shard
         whole = default_positions(axes.T * sequence.size, axes.S * sequence.size)
         device = jax.lax.axis_index(sequence.axis)
         found = [

@@ -148,12 +148,12 @@ _sequence: ContextVar[str | None] = ContextVar("sequence", default=None)
 
 
 def sequence_over(axis: str | None) -> AbstractContextManager[None]:
-    """Lifts traced inside get one device's share of queries and keys, over this mesh axis."""
+    """Lifts traced inside get one device's shard of queries and keys, over this mesh axis."""
     return with_value(_sequence, axis)
 
 
-def over_shares(reduce: str, found: Array) -> Array:
-    """A "sum", "min" or "max" over one device's share of the sequence -> that over all shares."""
+def over_shards(reduce: str, found: Array) -> Array:
+    """A "sum", "min" or "max" over one device's shard of the sequence -> that over all shards."""
     axis = _sequence.get()
     if axis is None:
         return found
@@ -162,8 +162,8 @@ def over_shares(reduce: str, found: Array) -> Array:
 
 # ---------------------------------------------------------------------------------------------
 # Arrays whose type says how they lie on a mesh (AxisType.Explicit). There JAX asks for the sharding
-# of the result of every reshape. Attention knows it once: the output lies as the queries do, and
-# inside the compiler decides, as on any other mesh.
+# of the result of every reshape. For attention one rule suffices: the output is sharded as the
+# queries are, and inside the compiler decides, as on any other mesh.
 
 
 def explicit_mesh(*arrays: Any) -> Any:

@@ -1,5 +1,7 @@
 """Axes by rank: checks the shapes of a call once, at the front door, and names its sizes.
 
+The checks that scores make of their own arguments are here too.
+
 (T, D) one example, (B, T, D) a batch, (B, T, N, D) a batch with heads. Inside, everything is
 [B, N, T, D] with key heads K dividing N; the legend is B batch, T queries, S keys, N heads,
 K key heads, Hq and Hk query and key widths, V value width.

@@ -1,8 +1,8 @@
-"""What the weights look like without the T×S matrix: per-query and per-key summaries, and pictures.
+"""The weights without the T×S matrix: per-query and per-key summaries, and pictures.
 
 Both run over tiles like blockwise pooling: once for the regime's per-query stats, once more to
-look at each tile's weights. On a GPU, softmax over a lift runs by two kernels instead
-(pool/kernels/looking.py). Memory is linear in T and S.
+compute each tile's weights. On a GPU, softmax over a lift runs by two kernels instead
+(pool/kernels/weight_summary.py). Memory is linear in T and S.
 """
 
 import functools
@@ -19,14 +19,14 @@ from regard.front_door import Pipeline, prepare
 from regard.memory import Memory
 from regard.placement import Device, on_device, vary_as
 from regard.pool.backend import Problem, Request
-from regard.pool.blockwise import TiledPass, pool_query_block, sweeper, visited_blocks
-from regard.pool.layout import forced_tiling
+from regard.pool.blockwise import TiledPass, pool_query_block, sweeper
+from regard.pool.layout import forced_tiling, join, visited_blocks
 from regard.pool.merge import sink_rows, with_sink
 from regard.pool.pallas import Settings as KernelSettings
-from regard.pool.pallas import look, settings_of_look
+from regard.pool.pallas import summarize_by_kernels, summary_settings
 from regard.pool.score_plan import ScorePath, ScorePlan
 from regard.pool.tile import bins_of
-from regard.pool.xla_tiles import TilePlan, Tiles, Tiling, join, make_operands
+from regard.pool.xla_tiles import TilePlan, Tiles, Tiling, make_operands
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
@@ -35,7 +35,7 @@ from regard.shapes import Axes
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Summary:
-    """What the weights look like, query by query and key by key.
+    """Statistics of the weights, query by query and key by key.
 
     Attributes:
         entropy: -sum_s alpha log alpha per query, in nats; (T,), (B, T) or (B, N, T).
@@ -131,7 +131,7 @@ class Settings(NamedTuple):
 
 
 def _settings(request: Request) -> Settings:
-    return Settings(forced_tiling(), request.device, settings_of_look(request))
+    return Settings(forced_tiling(), request.device, summary_settings(request))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -199,7 +199,7 @@ def _summary_of(problem: Problem, *, settings: Settings, smooth: bool) -> Summar
         return Summary(problem.spoiled(entropy), at, problem.spoiled(best), received)
 
     def by_kernels(path: ScorePath, sink: Array | None, kernels: KernelSettings) -> Summary:
-        entropy, best, at, received = look(problem, path, sink, kernels)
+        entropy, best, at, received = summarize_by_kernels(problem, path, sink, kernels)
         return Summary(problem.spoiled(entropy), at, problem.spoiled(best), received)
 
     summary = _visit_tiles(problem, settings, start, query_block, finish, by_kernels, smooth)
@@ -258,7 +258,7 @@ def _map_of(
         return _heads_joined(images, axes, 2)
 
     def by_kernels(path: ScorePath, sink: Array | None, kernels: KernelSettings) -> Array:
-        return look(problem, path, sink, kernels, picture)[0]
+        return summarize_by_kernels(problem, path, sink, kernels, picture)[0]
 
     image = _visit_tiles(problem, settings, start, query_block, finish, by_kernels, smooth)
     return axes.callers_pairs(image)
@@ -276,8 +276,8 @@ def _visit_tiles(
     """Runs `query_block` over every block of queries, group by group.
 
     Args:
-        query_block: (tiles, sweep, iq, carry) -> (carry, results per query); sweep(look, carry)
-            calls look(carry, weights of a tile, ik) for the tiles of that block.
+        query_block: (tiles, sweep, iq, carry) -> (carry, results per query); sweep(visit, carry)
+            calls visit(carry, weights of a tile, ik) for the tiles of that block.
         by_kernels: (path, sink, settings of kernels) -> what `finish` returns, for a path with a
             lift where kernels run.
     """
@@ -333,7 +333,7 @@ def _sink_of(problem: Problem, path: ScorePath) -> Array | None:
 def _weights(
     tiles: Tiles, bounds: tuple[Array, Array] | None, iq: Array, stats: Any, sink: Array | None
 ) -> Callable[[Callable, Any], Any]:
-    """sweep(look, carry) over the tiles of one block of queries; tiles without a visible pair are
+    """sweep(visit, carry) over the tiles of one block of queries; tiles without a visible pair are
     left out.
     """
     query = tiles.open_query(tiles.expansion, tiles.query_block(iq))
@@ -344,14 +344,14 @@ def _weights(
         else with_sink(cast(Array, normalize.log_sum(stats, stats[1:])), sink)[0]
     )
 
-    def visit(look: Callable, carry: Any) -> Any:
+    def over_tiles(visit: Callable, carry: Any) -> Any:
         def step(carry: Any, scores: Array, allowed: Array | None, ik: Array) -> Any:
-            alpha = normalize.recall(stats, scores, allowed, tiles.key_indices(ik))
-            return look(carry, alpha if share is None else alpha * share, ik)
+            alpha = normalize.recompute(stats, scores, allowed, tiles.key_indices(ik))
+            return visit(carry, alpha if share is None else alpha * share, ik)
 
         return sweep(step, carry)
 
-    return visit
+    return over_tiles
 
 
 def _smooth_weights(
@@ -374,16 +374,16 @@ def _smooth_weights(
         share = with_sink(cast(Array, normalize.log_sum(stats, totals)), sink)[0]
         factors = tuple(factor * share for factor in factors)
 
-    def visit(look: Callable, carry: Any) -> Any:
+    def over_tiles(visit: Callable, carry: Any) -> Any:
         @functools.partial(jax.checkpoint, prevent_cse=False)
         def step(carry: Any, ik: Array) -> Any:
             parts = [p * f for p, f in zip(pieces(ik), factors, strict=True)]
-            return look(carry, functools.reduce(jnp.add, parts), ik), None
+            return visit(carry, functools.reduce(jnp.add, parts), ik), None
 
         carry = vary_as(carry, tiles.everything())
         return lax.scan(step, carry, jnp.arange(plan.key_blocks, dtype=jnp.int32))[0]
 
-    return visit
+    return over_tiles
 
 
 def _rows_inside(plan: TilePlan, iq: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What `attend` does, to look at: its weights, its scores, which implementation runs and why."""
+"""What `attend` computes on the way: weights, scores, which implementation runs and why."""
 
 import functools
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ from regard.normalize import Normalizer, Softmax
 from regard.placement import device_of, on_device
 from regard.pool.backend import Problem, Request
 from regard.pool.choose import choose
-from regard.score.contract import Score, accumulation_dtype, require_score
+from regard.score.contract import Score, accumulation_dtype
+from regard.score.registration import require_score
 from regard.shapes import check_scores
 
 
@@ -143,7 +144,7 @@ def explain(
         reference runs: dense, 128 weights at once; scores by definition
 
     Args:
-        verbose: also say why each of the others does not run, and by which measured preferences.
+        verbose: also say why each of the others does not run, and which measured rules decided.
         implementation, options: all arguments of `attend`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The book's Transformer: its parameter names, NumPy's numbers, and what may look where."""
+"""The book's Transformer: its parameter names, NumPy's numbers, and what attends to what."""
 
 import functools
 

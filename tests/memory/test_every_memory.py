@@ -122,7 +122,7 @@ def test_without_heads_and_without_a_batch(kind, rank):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_looking_at_the_weights_of_a_memory(kind):
+def test_the_weights_of_a_memory(kind):
     score, query, key, value = drawn("additive", 3)
     memory = empty(kind, score, key, value).append(key, value)
 
@@ -277,7 +277,7 @@ def test_another_score_is_refused():
         regard.attend(query, key)
     with pytest.raises(ValueError, match=r"positions are of a regard\.Memory and of"):
         regard.attend(query, query, query, query_positions=jnp.arange(LENGTH))
-    with pytest.raises(ValueError, match="knows its keys' positions"):
+    with pytest.raises(ValueError, match="stores its keys' positions"):
         regard.attend(query, memory, key_positions=jnp.arange(LENGTH))
     with pytest.raises(ValueError, match=r"made for queries \(B, T, N, D\). Got query \[3, 8, 5\]"):
         regard.attend(query[:, :, 0], memory)

@@ -112,7 +112,7 @@ def test_the_same_parameters_give_the_same_bits(module):
 
 
 @on_some_modules
-def test_looking_at_the_weights_changes_nothing(module):
+def test_returning_the_weights_changes_nothing(module):
     built = build("linen", module)
     inputs, params = module.inputs(), built.params
     out = built.call(params, *inputs, valid_lens=LENS)

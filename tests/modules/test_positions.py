@@ -167,7 +167,7 @@ def test_the_table_starts_at_zero_and_learns():
     assert used.sum() == 11  # distances -5 to 5
 
 
-def test_a_cache_of_one_score_without_parameters_stores_turned_keys():
+def test_a_cache_of_one_score_without_parameters_stores_rotated_keys():
     for name, score in {
         "rotary": regard.Rotary(),
         "rotary of a score": regard.Rotary(regard.Gaussian(1.5)),
@@ -195,7 +195,7 @@ def test_a_cache_of_one_score_without_parameters_stores_turned_keys():
         (
             dict(positions="alibi"),
             dict(cache=None, query_positions=jnp.arange(3)),
-            "a cache knows where its tokens stand",
+            "a cache stores its tokens' positions",
         ),
         ({}, dict(query_positions=jnp.arange(3)), "scores with positions; Dot has none"),
     ],

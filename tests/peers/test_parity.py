@@ -1,7 +1,7 @@
 """Weights move over from the other libraries with no change in outputs or gradients.
 
 Random weights, several keys, padding, causal order and grouped heads, in float32: the greatest
-error is at most 1e-5 of the greatest entry. And a twin with one weight changed must differ, so
+error is at most 1e-5 of the greatest entry. And a model with one weight changed must differ, so
 that the comparison is known to see each of them.
 """
 
@@ -141,7 +141,7 @@ def missing_bias(layer, path):
 
 
 @on_every_peer
-def test_a_twin_with_one_weight_changed_differs(name):
+def test_a_model_with_one_weight_changed_differs(name):
     """Each array in turn, by one entry; all but the key's bias, which softmax cannot see."""
     layer = peer(name)
     params, arrays = loaded(layer), inputs(layer.read(layer.arrays))

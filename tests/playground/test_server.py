@@ -63,7 +63,7 @@ def raw(content):
     return ("POST", "/api/translate", {"content": content, "headers": headers})
 
 
-def test_every_layer_and_head_is_told():
+def test_every_layer_and_head_is_returned():
     body = {"source": "a b c", "target": "x y"}
     (answer,) = asked(post("/api/layers", body))
     assert answer.status_code == 200

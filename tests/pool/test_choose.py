@@ -107,7 +107,7 @@ def test_every_backend_states_a_preference_and_the_last_takes_everything():
     assert REGISTRY[-1].backend.refuses(hard) is None
 
 
-def test_choosing_asks_nothing_that_the_device_rules_out():
+def test_choosing_skips_what_the_device_rules_out():
     """On a CPU no lift is traced to find out that cuDNN is not for it."""
 
     @jax.tree_util.register_dataclass

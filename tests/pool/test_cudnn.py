@@ -226,7 +226,7 @@ ACCEPTED = {
         dict(mask=Mask.causal("start"), axes=dict(T=1)),
         "valid lengths inside the kernel",
     ),
-    "a window that hides nothing": (dict(mask=Mask.window(255, 255)), "no mask"),
+    "a window that masks nothing": (dict(mask=Mask.window(255, 255)), "no mask"),
     "causal and lengths": (
         dict(mask=Mask.causal(), lens=jnp.ones(2, int)),
         "valid lengths and causal order inside the kernel",
@@ -268,7 +268,7 @@ MAPPED = {
     ),
     "causal over more keys, and lengths": (
         dict(mask=Mask.causal("start"), lens=jnp.array([9, 200]), axes=dict(T=128)),
-        (True, None, [9, 128]),  # a key past the last query is seen by nobody
+        (True, None, [9, 128]),  # a key past the last query is visible to no query
     ),
     "window": (dict(mask=Mask.window(7, 0)), (True, (7, 0), None)),
     "ragged queries": (dict(axes=dict(T=255)), (False, None, [256, 256])),
@@ -427,7 +427,7 @@ def test_a_scale_that_is_a_number_costs_no_pass():
 
 @pytest.mark.usefixtures("hopper")
 def test_causal_order_alone_costs_no_pass():
-    """Nothing is hidden from everyone, which is known beforehand: no select over any array."""
+    """Every key is visible to some query, which is known beforehand: no select over any array."""
     text = lowered(functools.partial(attend, mask=Mask.causal("start")), *shapes(S=256))
     assert "select" not in text
 

@@ -1,6 +1,6 @@
 """The contract of the cuDNN backend: all that it accepts, against the oracle, in 16 bit.
 
-Asked twice. Of cuDNN itself, on a GPU; and anywhere of a stand-in: jax.nn's plain XLA attention,
+Run twice: with cuDNN itself, on a GPU; and anywhere with a stand-in: jax.nn's plain XLA attention,
 called with the very arguments that cuDNN would get.
 """
 
@@ -253,7 +253,7 @@ def test_derivatives_of_every_order(engine, order, name):
 @pytest.mark.parametrize(("T", "S"), [(1, 128), (64, 192), (100, 1000), (128, 256)])
 def test_far_below_zero(engine, T, S):
     """Every score about -100, so that log-sum-exp is below -88: cuDNN's own backward pass is NaN
-    there in ragged tiles, unless it is told the lengths.
+    there in ragged tiles, unless it gets the lengths.
     """
     query, key, value, cotangent = tensors(T, S)
     query, key = query * jnp.bfloat16(0.1), key * jnp.bfloat16(0.1)
@@ -356,7 +356,7 @@ def test_lengths_are_in_the_compiled_program():
 def test_the_compiled_program_is_the_call_alone(mask):
     """No transpose, no copy, no pass over any array beside what cuDNN does.
 
-    As many keys as queries: what comes after the last query's is seen by nobody, and is hidden.
+    As many keys as queries: keys after the last query's are visible to no query, and are zeroed.
     """
     query, key, value, _ = tensors(512, 512)
     text = compiled(functools.partial(attend, mask=mask), query, key, value)

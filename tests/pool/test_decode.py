@@ -36,7 +36,11 @@ CASES = [
     Case(sizes=FEW),
     Case(sizes=FEW, mask="causal and lengths", score="gaussian", dtype="bfloat16"),
     Case(sizes=FEW, mask="everything", score="dot + gaussian", dtype="float16"),
-    Case(sizes=FEW, mask="boolean with nobody and nothing", dtype="float32, bfloat16, float16"),
+    Case(
+        sizes=FEW,
+        mask="boolean with an empty row",
+        dtype="float32, bfloat16, float16",
+    ),
     Case(sizes=FEW, mask="window", score="gaussian", softcap=0.7, bias=(2, 1, 1, 300)),
     Case(sizes=FEW, mask="causal", score="dot + alibi per head", bias=(4, 2, 1), sink=True),
     Case(sizes=FEW, mask="lengths per query", score="additive, exact"),
@@ -48,7 +52,7 @@ MORE = [
     Case(sizes=FEW, mask="segments", score="bilinear per head", dtype="bfloat16"),
     Case(sizes=FEW, mask="no keys at all", sink=True),
     Case(sizes=FEW, mask="none", score="scaled dot", softcap=1.5, bias=(4, 2, 300)),
-    Case(sizes=FEW, mask="causal", score="rotary gaussian, half turned"),
+    Case(sizes=FEW, mask="causal", score="rotary gaussian, half rotated"),
     Case(sizes=FEW, score="additive, exact", dtype="bfloat16", softcap=0.7, bias=(2, 300)),
     Case(sizes=Sizes(None, 3, None, None, 130, 7), score="bilinear", mask="one length"),
     Case(sizes=Sizes(1, 1, 3, 3, 1, 3)),
@@ -99,7 +103,7 @@ RATE = 0.25
 
 @pytest.mark.parametrize("score", ["gaussian", "additive, exact"])
 def test_dropout_drops_what_the_reference_drops(score):
-    """Output and gradients, against the oracle, told which weights the reference kept."""
+    """Output and gradients, against the oracle, given which weights the reference kept."""
     problem, rng = draw(Case("pallas, interpreted", score=score, sizes=FEW)), jax.random.key(5)
     arguments, masks = problem.as_arguments(problem.inputs), as_arguments(problem.facts)
     cotangent = jnp.asarray(problem.cotangent, problem.dtypes["out"])

@@ -105,7 +105,7 @@ def test_no_pair_is_overlooked_and_no_mask_is_left_out(drawn, at_least_one):
     assert (full_high <= high).all()
     assert (high >= low + at_least_one).all()
     visited = (low <= block) & (block < high)
-    assert (visited | ~tiles.any(-1)).all(), "a tile with a pair that nobody visits"
+    assert (visited | ~tiles.any(-1)).all(), "a tile with a pair that no visit covers"
     if at_least_one:
         assert visited.any(-1).all()
     unmasked = (full_low <= block) & (block < full_high)
@@ -221,7 +221,7 @@ LAID = {
 @pytest.mark.parametrize("sizes", [(T, S), (8, 16), (32, 13), (7, 64)], ids=str)
 @pytest.mark.parametrize("name", LAID)
 def test_laid_out_a_mask_is_the_same_mask(name, sizes):
-    """And padded keys are hidden from everyone."""
+    """And padded keys are masked for every query."""
     axes = Axes(4, B, T, S, N, N, 1, 1, 1)
     mask = jax.tree.map(jnp.asarray, LAID[name])
     allowed = resolve(mask, None, axes)
@@ -317,7 +317,7 @@ def test_features_and_gradients_are_the_expansions(h, terms, dtype):
     for name, one, other in zip(("query", "key"), found[1:], slopes[1:], strict=True):
         assert_close(one, other, 4e-6, f"gradient of {name}")
     assert_close(found[0].amplitude, slopes[0].amplitude, 4e-6, "gradient of amplitude")
-    np.testing.assert_array_equal(found[0].frequency, 0)  # it is looked up: nobody asks
+    np.testing.assert_array_equal(found[0].frequency, 0)  # it is looked up: none is forced
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_rows_without_an_expansion_are_the_features(dtype):
 
 
 # ---------------------------------------------------------------------------------------------
-# blocks.py, and the whole without masks.
+# block_shapes.py, and all kernels without masks.
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward", "d keys", "d queries"])

@@ -66,7 +66,7 @@ MASKS = {
     "lengths": lambda rng, B, N, T, S: (None, _draw(rng, S + 1, B, 1, T)),
     "causal": lambda rng, B, N, T, S: (None, np.arange(S - T + 1, S + 1)[None, None]),
     "from a key on": lambda rng, B, N, T, S: (_draw(rng, S, 1, 1, T), None),
-    # Sorted, so that some tiles are in nobody's range; some of the ranges are empty.
+    # Sorted, so that some tiles are in no range; some of the ranges are empty.
     "windows per head": lambda rng, B, N, T, S: (
         np.sort(_draw(rng, S, B, N, T)),
         np.sort(_draw(rng, S, B, N, T)) + 64,
@@ -274,7 +274,7 @@ def test_tokens_first_on_a_gpu(mode, heads, mask, splits):
 @with_mosaic
 @pytest.mark.parametrize(("mode", "heads", "mask", "splits"), TOKENS_FIRST)
 def test_tokens_first_lowers_for_a_gpu(mode, heads, mask, splits):
-    """Mosaic takes the strided slices, as far as a machine without a GPU can tell."""
+    """Mosaic takes the strided slices, as far as a machine without a GPU can check."""
     dtypes = ("bfloat16", "bfloat16")
     arrays = make(mode, mask, dtypes, 512, 512, heads)
     program, tensors = prepare(arrays, mode, dtypes, LOG2_E, splits, None, tokens_first=True)
@@ -295,13 +295,13 @@ RAW = [
 ]
 
 
-def assert_hides_values(mode, mask, splits, interpret):
-    """The same bits, whatever lies where nobody may look."""
+def assert_zeroes_values(mode, mask, splits, interpret):
+    """The same bits, whatever masked places hold."""
     dtypes, T, S = ("bfloat16", "bfloat16"), 256, 512
     arrays = make(mode, mask, dtypes, T, S)
     end = np.broadcast_to(arrays["ranges"][1], (2, 2, T)).max((1, 2))  # one key head
     unseen = np.arange(S) >= end[:, None]  # [B, S]
-    assert unseen.any(), f"{mask} hides no key from everybody"
+    assert unseen.any(), f"{mask} leaves every key visible"
     outs = []
     for padding in (0, np.nan, np.inf):
         raw = dict(arrays)
@@ -322,14 +322,14 @@ def assert_hides_values(mode, mask, splits, interpret):
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # its NumPy's
 @pytest.mark.parametrize(("mode", "mask", "splits"), RAW)
 def test_zeroes_values_in_an_interpreter(mode, mask, splits):
-    assert_hides_values(mode, mask, splits, interpreter())
+    assert_zeroes_values(mode, mask, splits, interpreter())
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("mode", "mask", "splits"), RAW)
 def test_zeroes_values_on_a_gpu(mode, mask, splits):
     if jax.devices()[0].compute_capability == "9.0":
-        assert_hides_values(mode, mask, splits, None)
+        assert_zeroes_values(mode, mask, splits, None)
 
 
 @with_mosaic
@@ -508,7 +508,7 @@ def test_sines_are_float16_beside_values_of_bfloat16(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------
-# From the front door to the output: without a gradient, only values are hidden.
+# From the front door to the output: without a gradient, only values are zeroed.
 
 PADDED = {
     "lengths": dict(valid_lens=np.array([150, 0], np.int32)),
@@ -532,7 +532,7 @@ def test_nan_in_the_padding_changes_no_bit(name, monkeypatch):
         for shape in ((B, T, N, D), (B, S, K, D), (B, S, K, D))
     ]
     ones = np.ones((B, T, N, 1), np.float32), np.ones((B, S, N, 1), np.float32)
-    weights = np.asarray(regard.weights(*ones, **masks))  # [B, N, T, S]: who sees whom
+    weights = np.asarray(regard.weights(*ones, **masks))  # [B, N, T, S]: the pairs that take part
     empty, unseen = (weights == 0).all(3).swapaxes(1, 2), (weights == 0).all((1, 2))
     assert unseen.any()
     dirty = [array.copy() for array in clean]

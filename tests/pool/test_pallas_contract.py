@@ -86,7 +86,7 @@ def the_contract_holds(problem):
     equals_the_oracle(problem)
     empty_rows_are_exactly_zero(problem)
     padding_reaches_nothing(problem)
-    if "dot" in problem.case.score:  # a call that is not differentiated hides only values there
+    if "dot" in problem.case.score:  # a call that is not differentiated zeroes only values there
         padding_reaches_nothing_alone(problem)
     breaking_one_value_shows(problem)
     if cases.SCORES[problem.case.score].approximate:
@@ -153,10 +153,16 @@ INTERPRETED = (
     + [Case(score=score) for score in (*EXACT_LIFTS, *SERIES[:2], "additive, exact")]
     + [Case(dtype=dtype) for dtype in ("bfloat16", "float16", "float32, bfloat16, float16")]
     + [Case(score="gaussian", dtype="bfloat16", mask=WORST)]
-    # 16-bit features that are narrow have a way back of their own.
+    # 16-bit features that are narrow have a backward pass of their own.
     + [
         Case(mask=mask, dtype="bfloat16")
-        for mask in ("none", "window", "segments", "boolean with nobody and nothing", "everything")
+        for mask in (
+            "none",
+            "window",
+            "segments",
+            "boolean with an empty row",
+            "everything",
+        )
     ]
     # Tiles without a mask before, between and after those with one.
     + [
@@ -338,7 +344,7 @@ def kernels(text):
 
 
 def expected_kernels(case, hopper):
-    """Triton's, which alone knows the way back; and Mosaic's, for a 16-bit forward pass over
+    """Triton's, which alone has a backward pass; and Mosaic's, for a 16-bit forward pass over
     features with no mask beyond ranges and no other term, of more than a few queries.
     """
     sizes = case.sizes
@@ -459,7 +465,7 @@ def test_dropout_keeps_what_the_reference_keeps(engine):
 
 @contextlib.contextmanager
 def stripes_of_one_block():
-    """The way back takes one block of queries at a time."""
+    """The backward pass takes one block of queries at a time."""
     _pool.clear_cache()  # what is in it was traced with another number
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(padding, "STRIPE_BYTES", 1)
@@ -497,7 +503,7 @@ def test_stripes_equal_one_stripe(engine):
     ],
 )
 def test_gradients_with_dropout_in_stripes(score, mask, dtype, engine):
-    """A stripe knows which rows it has: against the oracle, told which weights were kept. 16 bits
+    """A stripe knows which rows it has: against the oracle, given which weights were kept. 16 bits
     need no stripes.
     """
     case = Case(engine, score=score, mask=mask, dtype=dtype, sizes=STRIPED)

@@ -75,15 +75,15 @@ def test_explain_tells_of_the_ring(mesh, x):
 
 
 def test_a_union_inside_shard_map_is_not_dropped(x):
-    """A share knows lengths and bands of the whole sequence; anything else is refused."""
+    """A shard knows lengths and bands of the whole sequence; anything else is refused."""
     prefix = regard.Mask.causal() | regard.Mask.lengths(jnp.array([2]))
     rows = jax.sharding.PartitionSpec(None, "seq")
     mesh = jax.make_mesh((1,), ("seq",), axis_types=(jax.sharding.AxisType.Auto,))
 
-    def on_shares(x):
+    def on_shards(x):
         return regard.attend(x, x, x, mask=prefix, sequence_axis="seq")
 
     with pytest.raises(
         NotImplementedError, match="lengths, causal order, windows and segments only"
     ):
-        jax.shard_map(on_shares, mesh=mesh, in_specs=(rows,), out_specs=rows)(x)
+        jax.shard_map(on_shards, mesh=mesh, in_specs=(rows,), out_specs=rows)(x)

@@ -27,6 +27,6 @@ RUNS = [
 
 
 @pytest.mark.parametrize("runs", [RUNS[0::2], RUNS[1::2]], ids=["even", "odd"])
-def test_each_device_pools_its_own_share(runs):
+def test_each_device_pools_its_own_shard(runs):
     # Most of the time is compiling.
     assert lines_of("sharding_cases.py", runs, "--xla_backend_optimization_level=0") == runs

@@ -12,8 +12,8 @@ from jax.experimental.pallas import triton as plt
 from absent_gpu import lowered
 from regard.pool.kernels.tanh_backward import d_projected
 from regard.pool.kernels.tanh_operands import BOUND, SHIFT, TWO_LOG2_E, TanhArrays, tanh_operands
+from regard.pool.kernels.tanh_sums import SumBlocks
 from regard.pool.kernels.tanh_tile import Float32, TanhScore
-from regard.pool.kernels.tanh_walk import WalkBlocks
 
 # JAX 0.11 says so of every kernel that it lowers through Triton.
 pytestmark = [
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.usefixtures("quick_compilation"),
 ]
 
-SMALL = WalkBlocks(kept=16, walked=2, units=2)
+SMALL = SumBlocks(kept=16, streamed=2, units=2)
 
 prepared = jax.jit(tanh_operands, static_argnames=("blocks", "group"))
 pulled = jax.jit(d_projected, static_argnames=("keys_first", "blocks", "interpret"))
@@ -171,8 +171,8 @@ def test_pull_visits_only_what_it_must():
     seen = (visits[:, :, :1] <= key) & (key < visits[:, :, 1:])  # [E, query blocks, S]
     g = np.where(np.repeat(seen, 8, axis=1), g, 0.0)
     expected = expected_pull(g, x, y, w)
-    blocks = WalkBlocks(kept=8, walked=2, units=1)
-    # Blocks of 8 keys by 8 queries that no visit touches, in both orders of the walk.
+    blocks = SumBlocks(kept=8, streamed=2, units=1)
+    # Blocks of 8 keys by 8 queries that no visit touches, in both orders of the loop.
     touched = np.repeat(np.repeat(seen.reshape(2, 3, 5, 8).any(3), 8, axis=1), 8, axis=2)
     hull = np.maximum.accumulate(touched, 1) & np.maximum.accumulate(touched[:, ::-1], 1)[:, ::-1]
     poisoned = np.where(touched | hull, g, np.nan)

@@ -1,6 +1,6 @@
-"""A forward pass that nobody differentiates copies no queries and keys only to hide padding.
+"""A forward pass that is not differentiated copies no queries and keys only to zero padding.
 
-What programs for a GPU hide, read off their jaxprs, and what becomes of that under transforms. That
+What programs for a GPU zero, read off their jaxprs, and what becomes of that under transforms. That
 NaN in the padding reaches nothing: test_pallas_contract.py, test_cudnn_contract.py, test_hopper.py.
 """
 
@@ -142,7 +142,7 @@ def loss(query, key, value, implementation, score=regard.Dot()):
 
 
 def poisoned(query, key, value):
-    """NaN wherever lengths of 17 and 0 let nobody look."""
+    """NaN wherever lengths of 17 and 0 mask."""
     query = query.at[1].set(jnp.nan)
     return query, *(x.at[0, 17:].set(jnp.nan).at[1].set(jnp.nan) for x in (key, value))
 

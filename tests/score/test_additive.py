@@ -149,7 +149,7 @@ def test_offsets_that_cancel_as_this_device_runs_it():
 
 
 def test_a_broken_weight_shows():
-    """The twin: one entry of the vector off by a hundredth is far outside the tolerance."""
+    """Negative control: one entry of the vector off by a hundredth is far outside the tolerance."""
     arrays = dict(drawn())
     arrays["vector"] = arrays["vector"].copy()
     arrays["vector"][3] += 0.01
@@ -272,7 +272,7 @@ def test_a_large_offset_between_the_two_sides_cancels():
     assert_close(out, expected()[0].out, 2e-4, "out")
 
 
-def test_nan_in_a_valid_token_is_not_hidden():
+def test_nan_in_a_valid_token_is_not_masked():
     """NaN in a key that takes part reaches its example's output, and no other's."""
     arrays = dict(drawn())
     arrays["key"] = arrays["key"].copy()
@@ -282,7 +282,7 @@ def test_nan_in_a_valid_token_is_not_hidden():
     assert np.isfinite(np.asarray(out)[0]).all()
 
 
-def test_nan_in_a_valid_query_is_not_hidden():
+def test_nan_in_a_valid_query_is_not_masked():
     arrays = dict(drawn())
     arrays["query"] = arrays["query"].copy()
     arrays["query"][0, 5, 2] = np.nan
@@ -309,7 +309,7 @@ def test_padding_does_not_trip_the_guard(garbage):
 
 
 def test_one_key_out_of_range_trips_the_guard():
-    """The twin: the same garbage where it takes part, and the definition runs, rightly."""
+    """Negative control: the same garbage where it takes part, and the definition runs, rightly."""
     arrays = dict(drawn())
     arrays["key"] = arrays["key"].copy()
     arrays["key"][1, 3] = 50.0

@@ -90,8 +90,8 @@ class TestEveryCase(EveryCase):
         explain_says_what_ran(problem)
 
     def test_breaking_one_parameter_shows(self, problem):
-        """The twin: one number of each parameter, or of the key that counts most, and the
-        output moves.
+        """Negative control: with one number of each parameter changed, or of the key that counts
+        most, the output moves.
         """
         if problem.case.regime != "softmax":
             return  # Hard and uniform weights need not move.

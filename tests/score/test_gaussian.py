@@ -193,7 +193,7 @@ def test_cone_of_exp_is_the_gaussian_itself(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_another_width_is_another_answer(backend):
-    """The twin: a width off by a tenth must show."""
+    """Negative control: a width off by a tenth must show."""
     query, key, value, _score = drawn()
     right, wrong = (run(backend, query, key, value, width=width) for width in (1.3, 1.43))
     assert np.abs(np.asarray(right) - np.asarray(wrong)).max() > 1e-3

@@ -133,7 +133,7 @@ def test_poisoned_padding_reaches_nothing():
         jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
-def test_a_visible_nan_is_not_hidden():
+def test_a_visible_nan_is_not_masked():
     arrays = {name: x.copy() for name, x in drawn().items()}
     arrays["key"][0, 3] = np.nan
     assert np.isnan(run(arrays)[0][0]).all()

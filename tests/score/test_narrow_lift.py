@@ -151,7 +151,7 @@ def test_masked_keys_are_not_measured():
     assert in_range
     assert after
     np.testing.assert_array_equal(error, clean[0])
-    arrays["key"][1, 69:] = 1e4  # the twin: where one of them takes part
+    arrays["key"][1, 69:] = 1e4  # negative control: one of them takes part
     assert not measured(arrays, visible)[2]
 
 

@@ -201,7 +201,7 @@ class TestDecoding:
             alone = regard.attend(query[b : b + 1, :2], *parts, score=score, mask=CAUSAL)
             np.testing.assert_allclose(found[b : b + 1], alone, atol=2e-6)
 
-    def test_turned_keys_are_stored_and_nothing_else(self):
+    def test_rotated_keys_are_stored_and_nothing_else(self):
         _, key, value = arrays()
         for name in ("rotary", "alibi", "table", "T5"):
             memory = regard.Memory.of(key, value, score=SCORES[name])
@@ -275,7 +275,7 @@ class TestGivenPositions:
         expected = np.einsum("bnts,bsnv->btnv", wanted, values)
         np.testing.assert_allclose(pooled, expected, atol=2e-6)
 
-    def test_every_look_at_the_weights_agrees(self):
+    def test_every_form_of_the_weights_agrees(self):
         query, key, _ = arrays()
         given = dict(query_positions=jnp.arange(LENGTH)[::-1], score=SCORES["all"])
         alpha = regard.weights(query, key, **given)

@@ -11,8 +11,8 @@ import pytest
 from regard.seq2seq.alignment import Links, argmax_links, word_weights
 from regard.seq2seq.corpus import Grammar
 from regard.seq2seq.decode import programs
+from regard.seq2seq.decode.batch_shapes import WIDTHS, groups
 from regard.seq2seq.decode.explaining import explain_words
-from regard.seq2seq.decode.few_shapes import WIDTHS, groups
 from regard.seq2seq.decode.hypotheses import SearchOptions
 from regard.seq2seq.decode.joining import Part, Written, joined
 from regard.seq2seq.decode.search import beam_search, force

@@ -79,7 +79,7 @@ def test_the_first_panel_is_the_picture_and_its_cuts():
     assert (horizontal, len(first.lines)) == ([4, 8], 4)
 
 
-def test_keys_before_the_patches_are_told_apart():
+def test_keys_before_the_patches_are_distinguished():
     weights = np.array([[0.25, 0.15, *[0.15] * 4], [0.0, 0.0, *[0.25] * 4]])
     figure = show_patches(np.zeros((4, 4)), weights, before=2)
     assert [axes.get_xlabel() for axes in panels(figure)] == [

@@ -1,7 +1,7 @@
 """The benchmark: named cases, this library and its peers, ratios of one run.
 
 `regard bench` and `python -m regard.bench` run it. In the order of the data: `cases` (what is
-computed: `case`, the `tables` of cases, the `expected` float64 answers), `peers` (who computes it:
+computed: `case`, the `tables` of cases, the `expected` float64 answers), `peers` (what computes it:
 `jax_peers`, `torch_peers`, and the wide kernel alone in `kernels`, each as a `program`), `run`
 (`timing` is the interleaved loop; `measure` runs a group of cases; `processes` does so with one
 process for each framework, on a GPU), `results` (`targets` are the promises; `record` the JSON;

@@ -1,4 +1,4 @@
-"""Runs a small problem on every backend that says it can, and compares with float64.
+"""Runs a small problem on every backend that does not refuse it, and compares with float64.
 
 What a backend says comes from the table that `attend` chooses by (pool/choose.py). The forward
 pass is held to the formulas below, written out in NumPy; the backward pass to the derivative of
@@ -89,7 +89,7 @@ def check_backends() -> list[Backend]:
 
 
 def check_backend(name: str, run_all: Callable[..., Iterable[Probe]] = map) -> Backend:
-    """Asks a backend about each score, and runs those that it takes.
+    """Tries each score that a backend does not refuse.
 
     Args:
         run_all: `map`, or one that runs them at the same time.

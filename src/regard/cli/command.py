@@ -1,4 +1,4 @@
-"""What all subcommands have in common: how their help looks, and which numbers they accept.
+"""What all subcommands have in common: how their help is formatted, and which numbers they accept.
 
 The help is plain text for 80 columns: an option with the kind of its value, what it does, its
 default and its limits; flags have no value. A usage error is exit code 2.

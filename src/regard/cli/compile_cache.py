@@ -34,7 +34,7 @@ def load_translator(model: Path | None, no_cache: bool, **options: Any) -> "Tran
 
 
 def keep_compiled_programs() -> Path | None:
-    """Tells JAX to keep what it compiles in the user's cache folder.
+    """Makes JAX keep what it compiles in the user's cache folder.
 
     The folder is $XDG_CACHE_HOME/regard/xla or ~/.cache/regard/xla, with a folder for each kind of
     processor: a program of one may not run on another. Where it cannot be written, nothing is

@@ -29,9 +29,9 @@ class Form:
     Example:
         >>> from regard.seq2seq.translation import Translation
         >>> found = [[Translation.empty()]]
-        >>> Form().lines(7, Form().told("", found))
+        >>> Form().lines(7, Form().render("", found))
         ['']
-        >>> Form(n_best=2).lines(7, Form(n_best=2).told("", found))
+        >>> Form(n_best=2).lines(7, Form(n_best=2).render("", found))
         ['7 |||  ||| 0.0000']
 
     Attributes:
@@ -49,7 +49,7 @@ class Form:
         """Whether the output has anything that is made of attention weights."""
         return self.as_json or self.links
 
-    def told(self, source: str, pieces: Pieces) -> tuple[str, ...]:
+    def render(self, source: str, pieces: Pieces) -> tuple[str, ...]:
         """What is written for a line, except its index.
 
         The k-th translation of a line in pieces is made of the k-th of each piece; its score is
@@ -58,15 +58,15 @@ class Form:
         count = max(map(len, pieces))
         ranked = [[piece[min(k, len(piece) - 1)] for piece in pieces] for k in range(count)]
         if self.as_json:
-            told = {"source": source, "translations": [_json(chosen) for chosen in ranked]}
-            return (json.dumps(told, ensure_ascii=False),)
+            fields = {"source": source, "translations": [_json(chosen) for chosen in ranked]}
+            return (json.dumps(fields, ensure_ascii=False),)
         return tuple(self._one(chosen) for chosen in ranked)
 
-    def lines(self, index: int, told: Sequence[str]) -> list[str]:
-        """The output lines of the input line with some index, from what `told` made of it."""
+    def lines(self, index: int, rendered: Sequence[str]) -> list[str]:
+        """The output lines of the input line with some index, from what `render` made of it."""
         if self.n_best == 1 or self.as_json:
-            return list(told)
-        return [f"{index} ||| {one}" for one in told]
+            return list(rendered)
+        return [f"{index} ||| {one}" for one in rendered]
 
     def _one(self, chosen: Sequence["Translation"]) -> str:
         parts = [_text(chosen)]
@@ -110,13 +110,13 @@ def translate_lines(
     for group in _groups(lines, n_best):
         size = sum(len(text) for text, _ in group)
 
-        def told(parts: int, of: int, done: int = done, size: int = size) -> None:
+        def report(parts: int, of: int, done: int = done, size: int = size) -> None:
             progress(done + size * parts / of, total)
 
         texts = [text for text, _ in group]
         for (_, last), translations in zip(
             group,
-            translator.translate(texts, n_best=n_best, progress=told, **options),
+            translator.translate(texts, n_best=n_best, progress=report, **options),
             strict=True,
         ):
             pending.append(translations if weights else list(map(_without_weights, translations)))
@@ -172,15 +172,15 @@ def _json(chosen: Sequence["Translation"]) -> dict[str, Any]:
     """A translation as JSON; of a line in pieces, the weights are those of each piece."""
     from regard.seq2seq.translation import to_json
 
-    told = [to_json(one) for one in chosen]
-    if len(told) == 1:
-        return told[0]
+    rows = [to_json(one) for one in chosen]
+    if len(rows) == 1:
+        return rows[0]
     score = _score(chosen)
     return {
         "text": _text(chosen),
         "score": round(score, 4) if abs(score) < 1e30 else None,  # JSON has no infinity
-        "source_words": [word for one in told for word in one["source_words"]],
-        "target_words": [word for one in told for word in one["target_words"]],
+        "source_words": [word for one in rows for word in one["source_words"]],
+        "target_words": [word for one in rows for word in one["target_words"]],
         "weights": None,
-        "pieces": told,
+        "pieces": rows,
     }

@@ -78,7 +78,7 @@ def taking_part(launch: "Launch | None", folder: Path) -> Iterator["Hosts"]:
                 _leave(error)
             raise
         finally:
-            jax.distributed.shutdown()  # waits until the others have come here, too
+            jax.distributed.shutdown()  # waits until the others are here, too
 
 
 def _leave(error: BaseException) -> None:

@@ -181,8 +181,8 @@ def _reading(console: Console) -> Iterator[Callable[[int, float | None], None]]:
     with bar:
         task = bar.add_task("reading", total=None)
 
-        def told(count: int, fraction: float | None) -> None:
+        def report(count: int, fraction: float | None) -> None:
             total = round(count / fraction) if fraction else None
             bar.update(task, completed=count, total=total)
 
-        yield told
+        yield report

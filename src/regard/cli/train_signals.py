@@ -1,4 +1,4 @@
-"""What `regard train` says and does when a signal ends it: Ctrl-C, or an abort inside JAX.
+"""What `regard train` prints and does when a signal ends it: Ctrl-C, or an abort inside JAX.
 
 Python runs signal handlers in the main thread only, between two byte codes. While XLA compiles, or
 after abort(), it does not run them at all. So both classes read the signal's number from the pipe
@@ -22,13 +22,13 @@ STOPPING = "stopping…"
 class StopRequest:
     """Ctrl-C as a request to stop: `with StopRequest(...) as stop:` in the main thread.
 
-    The first Ctrl-C prints "stopping…" at once. In a block of `stop.between_steps()` the work asks
-    `stop.made()` and ends itself; elsewhere KeyboardInterrupt is raised. Where the main thread has
-    not stopped after `grace` seconds (XLA may compile for minutes), and at a second Ctrl-C, the
-    process exits at once. A run can be continued after it was killed at any moment, so nothing is
-    lost but the steps since the last checkpoint.
+    The first Ctrl-C prints "stopping…" at once. In a block of `stop.between_steps()` the work
+    checks `stop.made()` and ends itself; elsewhere KeyboardInterrupt is raised. Where the main
+    thread has not stopped after `grace` seconds (XLA may compile for minutes), and at a second
+    Ctrl-C, the process exits at once. A run can be continued after it was killed at any moment, so
+    nothing is lost but the steps since the last checkpoint.
 
-    A process that was asked to stop ends with exit code 130 at the end of the block, without the
+    A process that is to stop ends with exit code 130 at the end of the block, without the
     teardown of the interpreter, in which the threads of JAX and Orbax have crashed.
 
     Args:
@@ -47,7 +47,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def between_steps(self) -> Iterator[None]:
-        """Around work that asks `made()`: no KeyboardInterrupt is raised in the middle of it."""
+        """Around work that checks `made()`: no KeyboardInterrupt is raised in the middle of it."""
         self._deferred = True
         try:
             yield

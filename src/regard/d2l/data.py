@@ -97,7 +97,7 @@ class MTFraEng(DataModule):
         num_train: pairs for training.
         num_val: pairs for validation.
         path: a tab-separated file, such as fra.txt of manythings.org/anki.
-        root: the folder in which fra-eng/fra.txt is looked for.
+        root: the folder that may hold fra-eng/fra.txt.
 
     Attributes:
         arrays: source, target behind "<bos>", source lengths, target.

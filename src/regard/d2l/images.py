@@ -55,7 +55,7 @@ class FashionMNIST(DataModule):
         batch_size: pictures of a batch.
         resize: height and width of the pictures of a batch; the proportions are kept, and what is
             left over is black.
-        root: where the files are looked for.
+        root: the folder that may hold the files.
 
     Attributes:
         train, val: (pictures, uint8 (n, 28, 28); labels, int32 (n,)).

@@ -151,7 +151,7 @@ class DataModule(HyperParameters):
         (3, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]])
 
     Args:
-        root: the folder where local files are looked for.
+        root: the folder that may hold local files.
         num_workers: kept for the book's signature; the arrays are in memory.
         batch_size: rows of a batch, for subclasses that do not set their own.
     """
@@ -299,7 +299,7 @@ class Trainer(HyperParameters):
             self.val_batch_idx += 1
 
     def clip_gradients(self, grad_clip_val: float, grads: Any) -> Any:
-        """The gradients, scaled down to this norm where theirs is larger."""
+        """The gradients, scaled down to this norm where their norm is larger."""
         return optax.clip_by_global_norm(grad_clip_val).update(grads, optax.EmptyState())[0]
 
     def _enter(self, training: bool) -> Any:

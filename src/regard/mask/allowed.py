@@ -132,7 +132,7 @@ class Allowed:
             return jnp.broadcast_to(array.any(2), (*array.shape[:2], axes.S))
         return None
 
-    def seeing_queries(self, axes: Axes) -> Array | None:
+    def non_empty_rows(self, axes: Axes) -> Array | None:
         """[B|1, N|1, T|1] bool: non-empty rows, queries with at least one key; None means all."""
         if axes.S == 0:
             return jnp.zeros((1, 1, 1), bool)
@@ -173,7 +173,7 @@ class Allowed:
         """Visible keys and non-empty rows of combined conditions, one block of queries at a time.
 
         Each condition may allow a key to some query while no query meets all of them, so every
-        pair has to be looked at; a block of queries at a time, they are never held all at once.
+        pair has to be checked; a block of queries at a time, they are never held all at once.
         """
         block = QUERY_BLOCK
         if current_platform(self) == "gpu":

@@ -1,6 +1,6 @@
 """Keys and values prepared once and attended to many times: a decoder's cache, an encoder's states.
 
-A `Memory` stores keys as its score wants them (`Score.prepared`) and goes in the place of `key` in
+A `Memory` stores keys as its score needs them (`Score.prepared`) and goes in the place of `key` in
 `attend` and its relatives. front_door.py opens it: here is what it holds, how it grows, and what
 masks in positions of the whole text mean for the slots it has.
 """
@@ -17,8 +17,9 @@ from jax import Array
 
 from regard.memory.slots import known, own, with_heads, write, write_pages, write_ring, zero_padding
 from regard.placement import Device, device_of, on_device
-from regard.score.contract import Score, require_score
+from regard.score.contract import Score
 from regard.score.dot import Dot
+from regard.score.registration import require_score
 
 
 class Made(NamedTuple):
@@ -51,7 +52,7 @@ class Memory:
     `init_cache` and `remember`. `attend(query, memory)` equals `attend(query, key, value,
     score=...)`, and does not prepare any key again: no projection, no exponential.
 
-    Masks speak of positions in the whole text, whatever slots hold the tokens: a key's position
+    Masks refer to positions in the whole text, whatever slots hold the tokens: a key's position
     counts the tokens of its own example, and of T queries the last one stands at the last key of
     its example, unless `query_positions=` says otherwise; bands with align="start" then put the
     first query at position 0, as in a call without a memory. So `mask=regard.Mask.causal()` means

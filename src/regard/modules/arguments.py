@@ -178,9 +178,10 @@ class MultiHeadArguments:
             regard.Score, whose arrays are learned from their present values on while its plain
             numbers stay fixed; a function of a JAX key that returns one, all of it learned; or
             a sequence of N of these, one per head.
-        positions: where tokens stand, in every head: "rotary" turns queries and keys by it; "alibi"
-            lowers scores by the distance times the paper's slopes; "relative" adds a learned bias
-            by distance, in T5's 32 buckets up to 128. None: the module cannot see the order.
+        positions: where tokens stand, in every head: "rotary" rotates queries and keys by it;
+            "alibi" lowers scores by the distance times the paper's slopes; "relative" adds a
+            learned bias by distance, in T5's 32 buckets up to 128. None: the module cannot see the
+            order.
             With other settings they are scores: `score=regard.Rotary(regard.Dot(), base=5e5)`.
         hidden_features: h, the width of additive heads' own W_q and W_k. None: none, wᵀ tanh(q_i
             + k_i) on the projections themselves.

@@ -81,13 +81,13 @@ def places(
     """query_positions and key_positions, taken out of the options of a call with `count` queries,
     and whether the mask is known to let no query attend to a key after it.
 
-    Where nobody gave them, and a mask puts the first query at the first key, positions do too.
+    Where none were given, and a mask puts the first query at the first key, positions do too.
     """
     at: dict[str, Any] = {
         name: options.pop(name, None) for name in ("query_positions", "key_positions")
     }
     causal = {band.align for band in mask.bands if band.right is not None and band.right <= 0}
-    if isinstance(held, Memory):  # masks speak of its positions
+    if isinstance(held, Memory):  # masks refer to its positions
         return at, bool(causal)
     if any(given is not None for given in at.values()):
         return at, False
@@ -100,7 +100,7 @@ def places(
 
 
 def require_positions(score: Score, memory: Memory, query: Array, at: Array | None) -> None:
-    """Raises where queries on a memory of another text have positions that nobody gave."""
+    """Raises where queries on a memory of another text need positions and none were given."""
     if at is None and score.uses_positions():
         raise ValueError(
             f"{score.label()} has positions, and with memory= nothing says where the queries "

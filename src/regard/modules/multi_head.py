@@ -117,7 +117,7 @@ class MultiHead:
     def _score(
         self, group: Group, params: Tree, query: Array, causal: bool = False
     ) -> tuple[Score, Array]:
-        """The score of a group of heads, with positions, and their queries as it wants them."""
+        """The score of a group of heads, with positions, and their queries in the form it takes."""
         own = params.get(group.name, {}) if group.name else {}
         score, query = group.learned.score(own, query)
         return self.positions.placed(score, params, group.heads, causal), query
@@ -211,7 +211,7 @@ class MultiHead:
         if cache is not None:
             if not options.get("query_positions") is options.get("key_positions") is None:
                 raise ValueError(
-                    "a cache knows where its tokens stand. Fix: leave query_positions= and "
+                    "a cache stores its tokens' positions. Fix: leave query_positions= and "
                     "key_positions= out; layer(query, memory=cache, query_positions=...) attends "
                     "without appending."
                 )

@@ -75,7 +75,7 @@ class Learned(Protocol):
     def parameters(self) -> dict[str, Parameter]: ...
 
     def score(self, params: Tree, query: Array) -> tuple[Score, Array]:
-        """The score, and the query as it wants it."""
+        """The score, and the query in the form it takes."""
         ...
 
 

@@ -1,7 +1,7 @@
 """What a weight regime is: the contract, and the arithmetic that every regime shares.
 
 Each regime is defined twice: dense, as a function of whole rows (`__call__`, the definition),
-and in pieces that see one tile of keys at a time (`start`, `absorb`, `finish`, `recall`,
+and in pieces that see one tile of keys at a time (`start`, `absorb`, `finish`, `recompute`,
 `slope`), from which pooling builds linear-memory forward and backward passes. The rule for an
 empty row is the same everywhere: weights 0, output 0, gradient 0.
 
@@ -26,8 +26,8 @@ class Normalizer:
     Dense pooling calls the regime on whole rows. Blockwise pooling keeps `acc`, the weighted sum so
     far. For each tile of scores it computes `state, weights, rescale = absorb(...)`, then
     `acc = acc * rescale + weights @ value`; at the end `scale, stats = finish(...)`, and the output
-    is `acc * scale`. `stats` are numbers per row from which `recall` gives the weights of any tile
-    again, and `slope` their derivative: d scores = slope * (d weights - delta).
+    is `acc * scale`. `stats` are numbers per row from which `recompute` gives the weights of any
+    tile again, and `slope` their derivative: d scores = slope * (d weights - delta).
 
     Example:
         >>> import jax.numpy as jnp, regard
@@ -41,7 +41,7 @@ class Normalizer:
         bounded: whether the weights of `absorb` stay in [0, 1], so that they fit 16-bit numbers.
         learns: whether a gradient reaches the scores.
         delta: what it is: "output" means d_out . out, "none" means 0, "sweep" asks `balance`.
-        in_kernels: whether all pieces lower to a kernel, which knows no sorts and no gathers.
+        in_kernels: whether all pieces lower to a kernel, which has no sorts and no gathers.
         merges: whether rows over some keys and rows over the others can be merged.
     """
 
@@ -77,7 +77,7 @@ class Normalizer:
         """The factor per row that is left, None is 1; and the row's stats."""
         raise NotImplementedError
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+    def recompute(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         """The weights of a tile, given the stats of its whole rows.
 
         `stats` and `keys` (the indices of the tile's keys) broadcast against the tile, whichever
@@ -87,7 +87,7 @@ class Normalizer:
 
     def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         """The derivative's factor; softmax's is its weights."""
-        return self.recall(stats, scores, allowed, keys)
+        return self.recompute(stats, scores, allowed, keys)
 
     def balance(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         """For delta = "sweep": the tile whose product with d weights sums to delta."""

@@ -44,7 +44,7 @@ class _OverSum(Normalizer):
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         return inverse(state[1]), state
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+    def recompute(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         top, total = stats
         return self._values(scores, allowed) / _unit(top) * inverse(total)
 
@@ -147,7 +147,7 @@ class Cone(Kernel):
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         return None, ()
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+    def recompute(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return self._values(scores, allowed)
 
     def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
@@ -209,7 +209,7 @@ _CALLS = frozenset(("jit", "closed_call", "custom_jvp_call"))
 
 @functools.lru_cache(maxsize=64)
 def _is_arithmetic(f: Callable[[Array], Array]) -> bool:
-    """Whether f and its derivative are plain arithmetic of float32 numbers, as kernels know it."""
+    """Whether f and its derivative are plain float32 arithmetic, as kernels support it."""
 
     def both(a: Array) -> Any:
         return jax.jvp(f, (a,), (jnp.ones_like(a),))

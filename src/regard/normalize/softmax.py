@@ -44,7 +44,7 @@ class Softmax(Normalizer):
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         return inverse(state[1]), state
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+    def recompute(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         # exp(a - top) / total, not exp(a - log-sum-exp): rounding the latter costs digits. The
         # scores were computed again, so that a - top may be a rounding above 0.
         top, total = stats
@@ -130,14 +130,14 @@ class Hard(Normalizer):
         top, best, total = state
         return None, (finite(top), best, total)
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+    def recompute(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return (keys == stats[1]).astype(scores.dtype)
 
     def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         if not self.straight_through:
             return jnp.zeros_like(scores)
         top, _, total = stats
-        return Softmax().recall((top, total), scores, allowed, keys)
+        return Softmax().recompute((top, total), scores, allowed, keys)
 
     def balance(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return self.slope(stats, scores, allowed, keys)
@@ -145,7 +145,7 @@ class Hard(Normalizer):
     def pieces(
         self, stats: Any, scores: Array, allowed: Array | None, keys: Array
     ) -> tuple[Array, ...]:
-        hard = self.recall(stats, scores, allowed, keys)
+        hard = self.recompute(stats, scores, allowed, keys)
         if not self.straight_through:
             return (hard,)
         # (soft - soft) + hard, of which the first has a derivative; the difference is exactly 0.

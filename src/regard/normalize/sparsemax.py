@@ -86,7 +86,7 @@ class Sparsemax(Normalizer):
     def finish(self, state: Any, known: Any) -> tuple[Array | None, Any]:
         return None, (*known, state)
 
-    def recall(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
+    def recompute(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:
         return self._weights(stats[:2], scores)
 
     def slope(self, stats: Any, scores: Array, allowed: Array | None, keys: Array) -> Array:

@@ -41,7 +41,8 @@ class Batcher:
     Args:
         translate: makes the answers; called from one thread, never twice at a time.
         limits: the queue's and the batch's.
-        seen: told each batch's number of sentences, its seconds, and whether it was abandoned.
+        seen: called with each batch's number of sentences, its seconds, and whether it was
+            abandoned.
     """
 
     def __init__(

@@ -164,7 +164,7 @@ class Guard:
 
 
 def _same(origin: str, host: str) -> bool:
-    """Whether an Origin header names the host that was asked."""
+    """Whether an Origin header names the host of the request."""
     try:
         return urlsplit(origin).netloc == host != ""
     except ValueError:

@@ -156,7 +156,7 @@ _LAYERS = _object(
         "maps": {
             "type": "object",
             "description": "by name: encoder, decoder and cross of a Transformer, cross of a "
-            "recurrent model. The tokens that look, those that are looked at, and layers x heads "
+            "recurrent model. The query tokens, the key tokens, and layers x heads "
             "x queries x keys, packed as the weights of a translation.",
             "additionalProperties": _object(
                 {

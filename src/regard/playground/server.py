@@ -62,7 +62,7 @@ class Playground:
         limits: on requests and on the server's work.
         models: the answer of /api/models.
         warm: functions that compile programs before the server is ready; run one after another, so
-            that a server which is told to stop need not wait for all of them.
+            that a server can stop between two of them.
         later: functions that compile the same programs with all optimizations, run while the
             server answers. The optimized programs are used once all of them are compiled.
         missing: why there is no translator, as one sentence.
@@ -205,7 +205,7 @@ class Playground:
         self.compiling = False
 
     async def _run_all(self, steps: Iterable[Callable[[], None]]) -> bool:
-        """Runs the steps until the server is told to stop; returns whether all were run."""
+        """Runs the steps until the server is to stop; returns whether all were run."""
         try:
             for step in steps:
                 if self.status == "stopping":

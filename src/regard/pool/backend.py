@@ -65,7 +65,7 @@ class Problem:
     """One call of attend, checked, on axes [B, N, T, Hq], [B, K, S, Hk] and [B, K, S, V].
 
     What the arrays hold in the padding is still the caller's, NaN perhaps. Backends zero it with
-    `zeroed()`, unless they know how to ignore it.
+    `zeroed()`, unless they ignore it by themselves.
 
     Attributes:
         value: None where only the weights are asked for.

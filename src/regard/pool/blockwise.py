@@ -14,22 +14,20 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from regard.dropout import Draw
+from regard.dropout import Seed
 from regard.mask import Allowed
 from regard.placement import Device, vary_as
 from regard.pool import few_queries
 from regard.pool.backend import Backend, Problem, Request
-from regard.pool.layout import Layout, forced_tiling
-from regard.pool.score_plan import ScorePlan
-from regard.pool.tile import block_bounds, soft_cap_slope
+from regard.pool.layout import Layout, forced_tiling, join, pad_rows, visited_blocks
+from regard.pool.score_plan import Flag, Results, ScorePlan, row_delta
+from regard.pool.tile import soft_cap_slope
 from regard.pool.xla_tiles import (
     Operands,
     TilePlan,
     Tiles,
     Tiling,
-    join,
     make_operands,
-    pad_rows,
 )
 from regard.score.distances import sum_distances
 from regard.shapes import Axes
@@ -100,11 +98,11 @@ class TiledPass(Layout):
 
     checks_varying: ClassVar[bool] = True
 
-    def share(self, axes: Axes) -> "TiledPass":
+    def resized(self, axes: Axes) -> "TiledPass":
         return replace(self, axes=axes)
 
     def forward(
-        self, operands: Operands, allowed: Allowed, seed: Array | Draw | None, active: Array | None
+        self, operands: Operands, allowed: Allowed, seed: Seed, active: Flag
     ) -> tuple[Array, Any]:
         axes = self.axes
         plan, laid, laid_mask = self.lay(operands, allowed)
@@ -114,12 +112,7 @@ class TiledPass(Layout):
         )
 
     def backward(
-        self,
-        operands: Operands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        self, operands: Operands, allowed: Allowed, seed: Seed, active: Flag, results: Results
     ) -> Operands:
         plan, _, laid_mask = self.lay(operands, allowed)
         laid, pull = jax.vjp(lambda operands: self.lay(operands, allowed)[1], operands)
@@ -129,34 +122,11 @@ class TiledPass(Layout):
         return cast(Array, self.normalize.log_sum(stats, (stats[1],)))
 
     def smooth(
-        self, operands: Operands, allowed: Allowed, seed: Array | Draw | None, stats: Any
+        self, operands: Operands, allowed: Allowed, seed: Seed, stats: Any
     ) -> tuple[Array, Array | None]:
         from regard.pool.derivatives import smooth_outputs  # for derivatives only
 
         return smooth_outputs(self, operands, allowed, seed, stats)
-
-
-def visited_blocks(
-    plan: TilePlan, allowed: Allowed, active: Array | None = None
-) -> tuple[Array, Array] | None:
-    """First and last + 1 key block to visit, [groups, query_blocks] each; None: visit all.
-
-    Where `active` is False nothing is visited. To skip the loop around is not enough: with one
-    group of examples its body depends on no index, and XLA moves it out of the loop and runs it.
-    """
-    if allowed.everything() and active is None:
-        return None
-    ranges = (allowed.start, allowed.end, allowed.segment_ids)
-    bounds = block_bounds(*ranges, plan.query_blocks, plan.key_blocks, plan.tiling.block_k)
-
-    def over_group(bound: Array, reduce: Callable) -> Array:
-        """[B|1, N|1, query_blocks] -> [groups, query_blocks]."""
-        groups = 1 if bound.shape[0] == 1 else plan.groups
-        bound = reduce(bound.reshape(groups, -1, plan.query_blocks), axis=1)
-        return jnp.broadcast_to(bound, (plan.groups, plan.query_blocks))
-
-    low, high = over_group(bounds[0], jnp.min), over_group(bounds[1], jnp.max)
-    return low, high if active is None else jnp.where(active, high, low)
 
 
 def visited(
@@ -168,16 +138,12 @@ def visited(
     return bounds[0][tiles.group, iq], bounds[1][tiles.group, iq]
 
 
-def _iterations(plan: TilePlan, active: Array | None) -> Array | int:
+def _iterations(plan: TilePlan, active: Flag) -> Array | int:
     return plan.groups if active is None else jnp.where(active, plan.groups, 0)
 
 
 def _forward(
-    plan: TilePlan,
-    operands: Operands,
-    allowed: Allowed,
-    seed: Array | Draw | None,
-    active: Array | None,
+    plan: TilePlan, operands: Operands, allowed: Allowed, seed: Seed, active: Flag
 ) -> tuple[Array, Any]:
     """Output [B, N, rows, V] and the per-query stats, leaves [B, N, rows]; zeros if not active."""
     bounds = visited_blocks(plan, allowed, active)
@@ -247,12 +213,7 @@ def _indices(count: int) -> Array:
 
 
 def _backward(
-    plan: TilePlan,
-    operands: Operands,
-    allowed: Allowed,
-    seed: Array | Draw | None,
-    active: Array | None,
-    rows: tuple[Array, Array, Any],
+    plan: TilePlan, operands: Operands, allowed: Allowed, seed: Seed, active: Flag, rows: Results
 ) -> Operands:
     """Cotangents of the operands; zeros if not active."""
     bounds = visited_blocks(plan, allowed, active)
@@ -354,7 +315,7 @@ def _delta(
     if normalize.delta == "none":
         return None
     if normalize.delta == "output":
-        return out if out.ndim < d_out.ndim else jnp.sum(d_out * out, -1)
+        return row_delta((d_out, out, stats), plan.wide)
 
     spread = jax.tree.map(lambda a: a[..., None], stats)  # [Z, q, 1]
 
@@ -396,7 +357,7 @@ def _backward_over_keys(
         raw = tiles.add_by_distance(raw, iq, ik, flipped=True)
         scores, allowed = tiles.finish_scores(raw, iq, ik, flipped=True)
         keys = tiles.key_indices(ik, flipped=True)
-        weights = normalize.recall(flipped, scores, allowed, keys)
+        weights = normalize.recompute(flipped, scores, allowed, keys)
         keep = tiles.keep_block(iq, ik, flipped=True)
         kept = weights if keep is None else weights * keep
         d_value = _add_block(d_value, tiles.d_value(kept, d_rows), 2, ik)

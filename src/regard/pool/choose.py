@@ -1,7 +1,7 @@
 """Which backend runs, by measured rules; and why not each of the others.
 
-With implementation=None the rules are walked, and the first that holds and whose backend does not
-refuse decides; a named backend insists.
+With implementation=None the rules are tried in order: the first that holds and whose backend does
+not refuse decides. A named backend runs or raises.
 """
 
 from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ REGISTRY = [
         Ring(),
         lambda request: request.sequence is not None,
         "where sequence_axis= shards the sequence over a mesh axis",
-        "the only one that pools over such shares; docs/scaling.md has its cost",
+        "the only one that pools over such shards; docs/scaling.md has its cost",
     ),
     Rule(
         Reference(),

@@ -16,12 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from regard.dropout import Seed
 from regard.mask import Allowed, LengthsAndBand, MaskFacts
 from regard.normalize import Softmax
 from regard.placement import Device, current_platform, vary_as
 from regard.pool.backend import Backend, Problem, Request, zero_for_gradient
 from regard.pool.blockwise import TiledPass
-from regard.pool.score_plan import Passes, ScorePlan, pool_by
+from regard.pool.score_plan import Flag, Passes, Results, ScorePlan, pool_by
 from regard.pool.xla_tiles import Operands
 from regard.score.contract import Lift, accumulation_dtype, repeat_heads
 from regard.shapes import Axes
@@ -54,7 +55,7 @@ Lengths = tuple[Array | None, Array | None]  # of queries and of keys, int32 [B]
 
 
 class Settings(NamedTuple):
-    """What the call of cuDNN depends on besides the arrays.
+    """The static arguments of the call of cuDNN.
 
     Attributes:
         scale: a number that the score only multiplies by: the kernel multiplies, and there is no
@@ -142,7 +143,7 @@ class FusedPass(NamedTuple):
         return cast(Array, _together(call, *inputs))
 
     def forward(
-        self, operands: Tensors, allowed: Allowed, seed: Any, active: Array | None
+        self, operands: Tensors, allowed: Allowed, seed: Seed, active: Flag
     ) -> tuple[Array, list[Array]]:
         call, inputs = self._call(operands, allowed)
 
@@ -153,7 +154,7 @@ class FusedPass(NamedTuple):
         return cast(Any, _together(with_stats, *inputs))
 
     def backward(
-        self, operands: Tensors, allowed: Allowed, seed: Any, active: Array | None, results: Any
+        self, operands: Tensors, allowed: Allowed, seed: Seed, active: Flag, results: Results
     ) -> Tensors:
         d_out, _, stats = results
         call, inputs = self._call(operands, allowed)
@@ -171,7 +172,7 @@ class FusedPass(NamedTuple):
         return pull(stats, d_out)
 
     def smooth(
-        self, operands: Tensors, allowed: Allowed, seed: Any, stats: Any
+        self, operands: Tensors, allowed: Allowed, seed: Seed, stats: Any
     ) -> tuple[Array, None]:
         query, key, value, bias = operands
         scaled = query.astype(accumulation_dtype(query.dtype)) * self.scale

@@ -21,7 +21,8 @@ from jax.interpreters import ad, batching, mlir
 
 from regard.mask import Allowed
 from regard.placement import vary_as
-from regard.pool.xla_tiles import Operands, Tiles, join, pad_rows
+from regard.pool.layout import join, pad_rows
+from regard.pool.xla_tiles import Operands, Tiles
 
 if TYPE_CHECKING:
     from regard.pool.blockwise import TiledPass
@@ -111,7 +112,7 @@ def sum_over_blocks(tile: Callable[[Array], Any], count: int, like: Any) -> Any:
 
 
 class Residuals(NamedTuple):
-    """What the map depends on besides its linear input.
+    """Everything the map depends on, except its linear input.
 
     Attributes:
         outs: the outputs of the forward pass, of which tangents have the shapes.

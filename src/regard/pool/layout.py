@@ -1,5 +1,8 @@
-"""How a problem is cut into tiles: their sizes, and every array padded to whole blocks."""
+"""How a problem is cut into tiles: their sizes, every array padded to whole blocks, and which tiles
+are visited.
+"""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -14,14 +17,12 @@ from regard.mask import Allowed
 from regard.normalize import Normalizer
 from regard.placement import with_value
 from regard.pool.backend import Problem
-from regard.pool.score_plan import ScorePath
+from regard.pool.score_plan import Flag, ScorePath
+from regard.pool.tile import block_bounds
 from regard.pool.xla_tiles import (
     Operands,
     TilePlan,
     Tiling,
-    pad_distances,
-    pad_rows,
-    product_dtype,
 )
 from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
@@ -226,3 +227,59 @@ def _heads_as_examples(
         jax.tree.map(split, allowed.arrays),
     )
     return replace(axes, B=examples, N=group, K=1), operands, allowed
+
+
+def product_dtype(platform: str, compute: np.dtype, wide: np.dtype) -> np.dtype:
+    """Matrix units take 16-bit operands; a CPU is faster, and more exact, in float32."""
+    return wide if platform == "cpu" else compute
+
+
+def pad_rows(array: Array, axis: int, size: int, fill: int = 0) -> Array:
+    """Pads an axis to `size`; an axis of 1 that broadcasts is left alone."""
+    if array.shape[axis] in (1, size):
+        return array
+    widths = [(0, 0)] * array.ndim
+    widths[axis] = (0, size - array.shape[axis])
+    return jnp.pad(array, widths, constant_values=fill)
+
+
+def pad_distances(
+    numbers: Array | None, sizes: tuple[int, int], padded: tuple[int, int]
+) -> Array | None:
+    """[1, N|1, T + S - 1] for queries and keys padded to other sizes."""
+    if numbers is None:
+        return None
+    more = [after - before for before, after in zip(sizes, padded, strict=True)]
+    return jnp.pad(numbers, ((0, 0), (0, 0), tuple(more)))
+
+
+def join(plan: TilePlan, blocks: Array) -> Array:
+    """[groups, query_blocks, Z, q, x] -> [B, N, rows, x]."""
+    heads = plan.tiling.block_b * plan.axes.N
+    shape = (plan.groups, plan.query_blocks, heads, plan.tiling.block_q, blocks.shape[-1])
+    blocks = jnp.moveaxis(blocks.reshape(shape), 1, 2)  # [groups, Z, query_blocks, q, x]
+    rows = plan.query_blocks * plan.tiling.block_q
+    return blocks.reshape(plan.axes.B, plan.axes.N, rows, blocks.shape[-1])
+
+
+def visited_blocks(
+    plan: TilePlan, allowed: Allowed, active: Flag = None
+) -> tuple[Array, Array] | None:
+    """First and last + 1 key block to visit, [groups, query_blocks] each; None: visit all.
+
+    Where `active` is False nothing is visited. To skip the loop around is not enough: with one
+    group of examples its body depends on no index, and XLA moves it out of the loop and runs it.
+    """
+    if allowed.everything() and active is None:
+        return None
+    ranges = (allowed.start, allowed.end, allowed.segment_ids)
+    bounds = block_bounds(*ranges, plan.query_blocks, plan.key_blocks, plan.tiling.block_k)
+
+    def over_group(bound: Array, reduce: Callable) -> Array:
+        """[B|1, N|1, query_blocks] -> [groups, query_blocks]."""
+        groups = 1 if bound.shape[0] == 1 else plan.groups
+        bound = reduce(bound.reshape(groups, -1, plan.query_blocks), axis=1)
+        return jnp.broadcast_to(bound, (plan.groups, plan.query_blocks))
+
+    low, high = over_group(bounds[0], jnp.min), over_group(bounds[1], jnp.max)
+    return low, high if active is None else jnp.where(active, high, low)

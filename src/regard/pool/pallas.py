@@ -90,8 +90,8 @@ def kernel_for_parts(request: Request) -> str | None:
     return kernel_for(device) if known and (on_gpu or _interpreted.get()) else None
 
 
-def settings_of_look(request: Request) -> Settings | None:
-    """What the kernels of `look` are traced for; None where none of them runs."""
+def summary_settings(request: Request) -> Settings | None:
+    """What the kernels of `summarize_by_kernels` are traced for; None where none of them runs."""
     kernels, axes = Pallas(), request.axes
     if type(request.normalize) is not Softmax or axes.symbolic() or axes.empty():
         return None
@@ -175,8 +175,8 @@ def _lack_of_regime(request: Request) -> str | None:
     name = type(regime).__name__
     if not regime.in_kernels:
         return (
-            f"the kernels know Softmax, Sparsemax, Hard, and Kernel and Cone of plain arithmetic, "
-            f"not this {name}"
+            f"the kernels support Softmax, Sparsemax, Hard, and Kernel and Cone of plain "
+            f"arithmetic, not this {name}"
         )
     if not regime.bounded and request.value_dtype == jnp.float16:
         return f"the weights of {name} have no bound, and float16 has: kernels multiply in it"
@@ -326,26 +326,26 @@ def _by_features(
     return static, operands
 
 
-def look(
+def summarize_by_kernels(
     problem: Problem,
     path: ScorePath,
     sink: Array | None,
     settings: Settings,
     picture: tuple[int, int] | None = None,
 ) -> tuple[Array, ...]:
-    """What `summarize` or, with a picture, `attention_map` needs, as `Look.forward` returns it, for
-    a path with a lift.
+    """What `summarize` or, with a picture, `attention_map` needs, for a path with a lift: see
+    `WeightSummary.forward`.
 
     Args:
         problem: not zeroed, for kernels replace the scores of masked pairs; the path's lift is of
             the zeroed one.
         sink: [B|1, N|1, T|1], relative to scores without the lift's constant per query.
     """
-    from regard.pool.kernels.looking import Look  # as in `_prepare`
+    from regard.pool.kernels.weight_summary import WeightSummary  # as in `_prepare`
 
     axes, lift = replace(problem.axes, K=path.key_heads), cast(Lift, path.lift)
     nothing = jnp.zeros((axes.B, axes.K, axes.S, 0), problem.query.dtype)
     features, operands = _by_features(problem, lift, nothing, axes, settings, raw_values=False)
     inputs = (operands, sink), problem.allowed, None, None
-    one = Look(cast(Any, features), picture)
+    one = WeightSummary(cast(Any, features), picture)
     return run_pass(one, "forward", inputs, settings.device, sharded=True)

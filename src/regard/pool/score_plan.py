@@ -77,7 +77,7 @@ class ScorePlan(NamedTuple):
         """The fastest path of this problem's score, and others where the data may forbid it.
 
         Args:
-            tile_form: False for kernels, which know a lift and the definition only.
+            tile_form: False for kernels, which take a lift or the definition only.
             lifted: False for the definition only.
         """
         if not problem.normalize.uses_scores:
@@ -182,6 +182,16 @@ def _first_in_range(ranges: Sequence[Array]) -> Array | None:
     return taken
 
 
+Flag = Array | None  # a bool scalar; None is True
+Results = tuple[Array, Array, Any]  # what a backward pass starts from, see `Pass.backward`
+
+
+def row_delta(results: Results, dtype: Any) -> Array:
+    """sum_v d_out · out, [B, N, T], of a backward pass; as given, where it was given."""
+    d_out, out, _ = results
+    return out if out.ndim < d_out.ndim else jnp.sum(d_out.astype(dtype) * out.astype(dtype), -1)
+
+
 class Pass(Protocol):
     """Pools by one path of a plan, forward and backward; static and hashable.
 
@@ -190,18 +200,13 @@ class Pass(Protocol):
     """
 
     def forward(
-        self, operands: Any, allowed: Allowed, seed: Any, active: Array | None
+        self, operands: Any, allowed: Allowed, seed: Any, active: Flag
     ) -> tuple[Array, Any]:
         """Output [B, N, T, V] and what the backward pass needs per query, leaves [B, N, T]."""
         ...
 
     def backward(
-        self,
-        operands: Any,
-        allowed: Allowed,
-        seed: Any,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        self, operands: Any, allowed: Allowed, seed: Any, active: Flag, results: Results
     ) -> Any:
         """Cotangents of the operands, from (d out, out, the leaves).
 
@@ -223,13 +228,13 @@ class Pass(Protocol):
 
 
 class ShardablePass(Pass, Protocol):
-    """A pass that can pool one device's share of the batch and of the heads by itself."""
+    """A pass that can pool one device's shard of the batch and of the heads by itself."""
 
     @property
     def axes(self) -> Axes: ...
 
-    def share(self, axes: Axes) -> "ShardablePass":
-        """The same pass for a share of that size."""
+    def resized(self, axes: Axes) -> "ShardablePass":
+        """The same pass for a shard of that size."""
         ...
 
 
@@ -262,7 +267,7 @@ class Passes(NamedTuple):
             wide = outs[1].dtype
             out = jnp.sum(d_out.astype(wide) * out.astype(wide), -1) - cotangents[1]
 
-        def run(path: int, active: Array | None) -> Any:
+        def run(path: int, active: Flag) -> Any:
             results = (d_out, out, stats)
             return self.run(path, "backward", operands[path], allowed, seed, active, results)
 
@@ -298,7 +303,7 @@ class Passes(NamedTuple):
 def run_pass(
     one: Any, direction: str, inputs: tuple[Any, ...], device: Device, *, sharded: bool
 ) -> Any:
-    """one.forward(*inputs) or one.backward(*inputs), of a pass or of what looks at weights.
+    """one.forward(*inputs) or one.backward(*inputs), of a pass or of a summary of the weights.
 
     Args:
         sharded: as in `Passes`.
@@ -308,9 +313,9 @@ def run_pass(
         # Inside shard_map the caller says which device has what, elsewhere the compiler.
         inside = jax.sharding.get_abstract_mesh().manual_axes
         if sharded and jax.device_count() > 1 and not inside:
-            from regard.pool.sharded import run_shares  # needed on several devices only
+            from regard.pool.sharded import run_sharded  # needed on several devices only
 
-            return run_shares(one, direction, inputs)
+            return run_sharded(one, direction, inputs)
         return getattr(one, direction)(*inputs)
 
 
@@ -342,7 +347,7 @@ def _outputs(
     backward pass: these have no derivative.
     """
 
-    def run(path: int, active: Array | None) -> tuple[Array, Any]:
+    def run(path: int, active: Flag) -> tuple[Array, Any]:
         return static.run(path, "forward", operands[path], allowed, seed, active)
 
     every = range(len(static.passes))

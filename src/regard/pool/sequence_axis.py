@@ -1,8 +1,8 @@
 """A sequence sharded over one axis of a mesh: which devices share it, and what masks mean there.
 
-Inside the caller's own shard_map a call's arrays are one device's share. Masks still speak of the
+Inside the caller's own shard_map a call's arrays are one device's shard. Masks still refer to the
 whole sequence, so lengths per query and segment ids, four bytes each, are gathered; queries, keys
-and values are not. Pooling over the shares is ring.py.
+and values are not. ring.py pools over the shards.
 """
 
 from dataclasses import dataclass, replace
@@ -63,7 +63,7 @@ class SequenceAxis:
 
     @property
     def inside(self) -> bool:
-        """Whether the call is made inside a shard_map over this axis, on one device's share."""
+        """Whether the call is made inside a shard_map over this axis, on one device's shard."""
         return self.axis in getattr(self.mesh, "manual_axes", ())
 
     @property
@@ -76,13 +76,13 @@ class SequenceAxis:
             return axes
         return replace(axes, T=axes.T * self.size, S=axes.S * self.size)
 
-    def resolve_share(
+    def resolve_shard(
         self, mask: Mask | Array | None, valid_lens: Array | None, axes: Axes
     ) -> tuple[Allowed, Array | None, Array | None]:
-        """The mask of one device's share, with keys numbered as in the whole sequence.
+        """The mask of one device's shard, with keys numbered as in the whole sequence.
 
         Returns:
-            The mask; which of the share's keys are visible to some query of the whole sequence,
+            The mask; which of the shard's keys are visible to some query of the whole sequence,
             [B|1, N|1, S]; which of its queries have a visible key, [B|1, N|1, T|1].
         """
         if not isinstance(mask, Mask):
@@ -108,10 +108,10 @@ class SequenceAxis:
                 return array
             return lax.dynamic_slice_in_dim(array, lax.axis_index(self.axis) * size, size, axis)
 
-        shares = tuple((own(q, axes.T, 1), own(k, axes.S, 1)) for q, k in allowed.segment_ids)
+        shards = tuple((own(q, axes.T, 1), own(k, axes.S, 1)) for q, k in allowed.segment_ids)
         bounds = own(allowed.start, axes.T), own(allowed.end, axes.T)
-        visible, non_empty = allowed.visible_keys(whole), allowed.seeing_queries(whole)
-        return Allowed(*bounds, shares, (), facts), own(visible, axes.S), own(non_empty, axes.T)
+        visible, non_empty = allowed.visible_keys(whole), allowed.non_empty_rows(whole)
+        return Allowed(*bounds, shards, (), facts), own(visible, axes.S), own(non_empty, axes.T)
 
     def _gathered(self, lens: Array, axes: Axes) -> Array:
         """Lengths per query, of all queries; any other lengths unchanged."""

@@ -1,7 +1,7 @@
-"""Batch and heads on several devices: each pools its own share, and nothing is gathered.
+"""Batch and heads on several devices: each pools its own shard, and nothing is gathered.
 
 Examples and heads never mix in attention, but XLA cannot see that through a kernel or a loop over
-tiles, and would gather whole arrays on every device. `run_shares` tells it, by JAX's
+tiles, and would gather whole arrays on every device. `run_sharded` tells it, by JAX's
 custom_partitioning. The only communication left is sums: gradients of what the devices share.
 """
 
@@ -32,8 +32,8 @@ class Kinds(tuple[str | None, ...]):
         return cls((*first[:rank], *(None,) * (rank - len(first))))
 
 
-def run_shares(whole: ShardablePass, direction: str, inputs: tuple[Any, ...]) -> Any:
-    """whole.forward(*inputs) or whole.backward(*inputs), each device its share of both axes."""
+def run_sharded(whole: ShardablePass, direction: str, inputs: tuple[Any, ...]) -> Any:
+    """whole.forward(*inputs) or whole.backward(*inputs), each device its shard of both axes."""
     # Imported when first used: it is needed on several devices only.
     from jax.experimental.custom_partitioning import custom_partitioning
 
@@ -61,10 +61,10 @@ def run_shares(whole: ShardablePass, direction: str, inputs: tuple[Any, ...]) ->
         split = Split.of(whole.axes, mesh, kinds, arguments)
 
         def lower(*leaves: Array) -> list[Array]:
-            # Here shares are whole arrays, whatever mesh the caller has set.
+            # Here shards are whole arrays, whatever mesh the caller has set.
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 own = split.locate(structure.unflatten(split.take(kinds, leaves)))
-                part = whole.share(split.axes())
+                part = whole.resized(split.axes())
                 results = jax.tree.leaves(getattr(part, direction)(*own))
                 return [split.give(one, array) for one, array in zip(wanted, results, strict=True)]
 
@@ -78,7 +78,7 @@ def run_shares(whole: ShardablePass, direction: str, inputs: tuple[Any, ...]) ->
 
 
 def _mappable(shared: Callable, alone: Callable) -> Callable:
-    """`shared`, which does not know vmap; under it, `alone`."""
+    """`shared`, which has no vmap rule; under vmap, `alone`."""
 
     @jax.custom_batching.custom_vmap
     def mapped(*leaves: Array) -> list[Array]:
@@ -134,7 +134,7 @@ def _is_score(node: Any) -> bool:
 def _parameters_by_head(scores: Sequence[Score]) -> tuple[set, bool]:
     """Where scores keep parameters with an axis of heads, and whether all of these were found.
 
-    Heads cannot be divided where a score that a user registered himself hides such a parameter.
+    Heads cannot be divided where a user's own pytree registration conceals such a parameter.
     """
     names = {name for score in scores for name in score.head_axes()}
     paths = {(jax.tree_util.GetAttrKey(name),) for name in names}
@@ -146,7 +146,7 @@ def _rule(operands: Sequence[Kinds], results: Sequence[Kinds]) -> Any:
     """The same as a Shardy rule: which axes are sharded together; the others stay whole."""
     from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule
 
-    # Key heads go by a letter of their own. Tied to the heads, four shares of two key heads would
+    # Key heads go by a letter of their own. Tied to the heads, four shards of two key heads would
     # ask for half of a mesh axis, which JAX cannot name; `Split` ties them where it can.
     letters = {BATCH: "b", HEADS: "n", KEY_HEADS: "k"}
     whole: list[str] = []
@@ -169,10 +169,10 @@ def _rule(operands: Sequence[Kinds], results: Sequence[Kinds]) -> Any:
 
 @dataclass(frozen=True)
 class Split:
-    """Shares of a problem: over which axes of a mesh its batch and its heads are divided.
+    """Shards of a problem: over which axes of a mesh its batch and its heads are divided.
 
-    Where there are more shares of heads than key heads, each share needs one key head: all of them
-    are everywhere then, and a share takes its own.
+    Where there are more shards of heads than key heads, each shard needs one key head: all of them
+    are everywhere then, and a shard takes its own.
     """
 
     whole: Axes
@@ -182,7 +182,7 @@ class Split:
 
     @classmethod
     def of(cls, axes: Axes, mesh: Mesh, kinds: Sequence[Kinds], arguments: Any) -> "Split":
-        """As the arguments lie, as far as whole shares come out of it."""
+        """As the arguments are sharded, as far as every shard is whole."""
         if mesh.empty:  # no named axis: nothing is known to be sharded
             devices = sorted(arguments[0].sharding.device_set, key=lambda device: device.id)
             return cls(axes, Mesh(np.array(devices), ("devices",)), (), ())
@@ -198,16 +198,16 @@ class Split:
         if axes.B % _size(mesh, batch):
             batch = ()
         heads = tuple(name for name in found(HEADS) or found(KEY_HEADS) if name not in batch)
-        shares = _size(mesh, heads)
-        if axes.N % shares or (axes.K % shares and shares % axes.K):
+        shards = _size(mesh, heads)
+        if axes.N % shards or (axes.K % shards and shards % axes.K):
             heads = ()
         return cls(axes, mesh, batch, heads)
 
     def axes(self) -> Axes:
-        """Of one share."""
-        whole, shares = self.whole, _size(self.mesh, self.heads)
+        """Of one shard."""
+        whole, shards = self.whole, _size(self.mesh, self.heads)
         batch = whole.B // _size(self.mesh, self.batch)
-        return replace(whole, B=batch, N=whole.N // shares, K=max(1, whole.K // shares))
+        return replace(whole, B=batch, N=whole.N // shards, K=max(1, whole.K // shards))
 
     def place(self, kinds: Kinds) -> NamedSharding:
         """Where an array lies."""
@@ -217,17 +217,17 @@ class Split:
 
     @property
     def _one(self) -> bool:
-        """Whether a share has one key head of several that lie there."""
+        """Whether a shard uses one key head of several that are on its device."""
         return self.whole.K % _size(self.mesh, self.heads) != 0
 
     def _own_key_head(self) -> Array:
-        shares = _size(self.mesh, self.heads)
-        return lax.axis_index(self.heads) // (shares // self.whole.K)
+        shards = _size(self.mesh, self.heads)
+        return lax.axis_index(self.heads) // (shards // self.whole.K)
 
     # On one device -----------------------------------------------------------------------------
 
     def take(self, kinds: Sequence[Kinds], leaves: Sequence[Array]) -> list[Array]:
-        """The share's own key head where several lie there."""
+        """The shard's own key head where several are on its device."""
         if not self._one:
             return list(leaves)
         own = self._own_key_head()

@@ -1,9 +1,9 @@
 """One tile in plain XLA: slicing, scoring, masking, and its backward pass.
 
-blockwise.py loops over tiles, summary.py reads their weights; neither knows how a tile's scores are
-computed. A tile is [Z, q, s]: Z = b·N a few examples with all their heads, a block of queries, a
-block of keys. Where Z is 1 there is no such axis: XLA's CPU loops lose a quarter of their speed
-to a leading axis of 1.
+blockwise.py loops over tiles, summary.py reads their weights; neither depends on how a tile's
+scores are computed. A tile is [Z, q, s]: Z = b·N a few examples with all their heads, a block of
+queries, a block of keys. Where Z is 1 there is no such axis: XLA's CPU loops lose a quarter of
+their speed to a leading axis of 1.
 """
 
 import math
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from regard.dropout import Draw, keep_scale
+from regard.dropout import Draw, Seed, keep_scale
 from regard.mask import Allowed
 from regard.normalize import Normalizer
 from regard.pool.backend import Problem
@@ -133,12 +133,7 @@ class Tiles:
     """The tiles of one group of examples."""
 
     def __init__(
-        self,
-        plan: TilePlan,
-        operands: Operands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        group: Array,
+        self, plan: TilePlan, operands: Operands, allowed: Allowed, seed: Seed, group: Array
     ):
         self.plan, self.seed, self.group = plan, seed, group
         size = plan.tiling.block_b
@@ -434,39 +429,6 @@ class Tiles:
         tiling = self.plan.tiling
         shape = (tiling.block_b, self.plan.axes.N, tiling.block_q, tiling.block_k)
         return jnp.broadcast_to(pairs, shape).reshape(*self.plan.lead, *shape[2:])
-
-
-def product_dtype(platform: str, compute: np.dtype, wide: np.dtype) -> np.dtype:
-    """Matrix units take 16-bit operands; a CPU is faster, and more exact, in float32."""
-    return wide if platform == "cpu" else compute
-
-
-def pad_rows(array: Array, axis: int, size: int, fill: int = 0) -> Array:
-    """Pads an axis to `size`; an axis of 1 that broadcasts is left alone."""
-    if array.shape[axis] in (1, size):
-        return array
-    widths = [(0, 0)] * array.ndim
-    widths[axis] = (0, size - array.shape[axis])
-    return jnp.pad(array, widths, constant_values=fill)
-
-
-def pad_distances(
-    numbers: Array | None, sizes: tuple[int, int], padded: tuple[int, int]
-) -> Array | None:
-    """[1, N|1, T + S - 1] for queries and keys padded to other sizes."""
-    if numbers is None:
-        return None
-    more = [after - before for before, after in zip(sizes, padded, strict=True)]
-    return jnp.pad(numbers, ((0, 0), (0, 0), tuple(more)))
-
-
-def join(plan: TilePlan, blocks: Array) -> Array:
-    """[groups, query_blocks, Z, q, x] -> [B, N, rows, x]."""
-    heads = plan.tiling.block_b * plan.axes.N
-    shape = (plan.groups, plan.query_blocks, heads, plan.tiling.block_q, blocks.shape[-1])
-    blocks = jnp.moveaxis(blocks.reshape(shape), 1, 2)  # [groups, Z, query_blocks, q, x]
-    rows = plan.query_blocks * plan.tiling.block_q
-    return blocks.reshape(plan.axes.B, plan.axes.N, rows, blocks.shape[-1])
 
 
 def _block(array: Array, axis: int, index: Array, size: int) -> Array:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool
 
-from regard.placement import current_platform, over_shares, with_value
+from regard.placement import current_platform, over_shards, with_value
 from regard.score.contract import (
     Lift,
     Score,
@@ -128,7 +128,7 @@ class Additive(Score):
             tanh, at twice the width.
     """
 
-    sums_over_shares = True
+    sums_over_shards = True
 
     query_kernel: Array | None
     key_kernel: Array | None
@@ -387,12 +387,12 @@ def _ranges(x: Array, y: Array, visible: Array | None) -> tuple[Array, Array, Ar
     if visible is not None:
         y_low = jnp.where(visible[..., None], y, jnp.inf)
         y_high = jnp.where(visible[..., None], y, -jnp.inf)
-    y_low = over_shares("min", y_low.min(-2, keepdims=True))  # [..., K, 1, h]
-    y_high = over_shares("max", y_high.max(-2, keepdims=True))
+    y_low = over_shards("min", y_low.min(-2, keepdims=True))  # [..., K, 1, h]
+    y_high = over_shards("max", y_high.max(-2, keepdims=True))
     nothing = y_low > y_high  # no visible key at all
     y_low, y_high = jnp.where(nothing, 0, y_low), jnp.where(nothing, 0, y_high)
-    x_low = over_shares("min", x.min(-2, keepdims=True))  # [..., N, 1, h]
-    x_high = over_shares("max", x.max(-2, keepdims=True))
+    x_low = over_shards("min", x.min(-2, keepdims=True))  # [..., N, 1, h]
+    x_high = over_shards("max", x.max(-2, keepdims=True))
     if x.ndim > 2 and x.shape[-3] != y.shape[-3]:  # a group of query heads shares its key head
         grouped = (*y.shape[:-2], x.shape[-3] // y.shape[-3], x.shape[-1])
         x_low = x_low.reshape(grouped).min(-2, keepdims=True)

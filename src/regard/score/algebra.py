@@ -24,11 +24,11 @@ from regard.score.contract import (
     as_multiplied,
     over_heads,
     promote,
-    require_score,
     with_heads,
 )
 from regard.score.gaussian import center_of
 from regard.score.positions import Placement
+from regard.score.registration import require_score
 from regard.score.side_by_side import (
     ScaledExpansion,
     Span,
@@ -215,8 +215,8 @@ class Sum(Score):
         return max(term.tile_width(query_width) for term in self.terms)
 
     @property
-    def sums_over_shares(self) -> bool:  # type: ignore[override]
-        return all(term.sums_over_shares for term in self.terms)
+    def sums_over_shards(self) -> bool:  # type: ignore[override]
+        return all(term.sums_over_shards for term in self.terms)
 
     def static_scale(self, query_width: int) -> float | None:
         scales = [term.static_scale(query_width) for term in self.terms]
@@ -333,8 +333,8 @@ class Scaled(Score):
         return self.score.tile_width(query_width)
 
     @property
-    def sums_over_shares(self) -> bool:  # type: ignore[override]
-        return self.score.sums_over_shares
+    def sums_over_shards(self) -> bool:  # type: ignore[override]
+        return self.score.sums_over_shards
 
     def static_scale(self, query_width: int) -> float | None:
         scale = self.score.static_scale(query_width)
@@ -349,7 +349,7 @@ class Scaled(Score):
         return self.score.projects_keys()
 
     def _alone(self) -> Score | None:
-        """The same score without this class, where its own has room for the factor."""
+        """The same score without this class, where its own class can hold the factor."""
         return self.score.scaled(jnp.asarray(self.factor))
 
 

@@ -34,7 +34,7 @@ class Bilinear(Score):
         kernel: M, (Hq, Hk), or (N, Hq, Hk), one per head.
     """
 
-    sums_over_shares = True
+    sums_over_shards = True
 
     kernel: Array
 

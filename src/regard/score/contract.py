@@ -4,7 +4,6 @@ A lift writes the score as an inner product, a(q, k) = phi(q) . psi(k) + beta(k)
 per query), so that engines built for dot products can run it. Pooling and masks are elsewhere.
 """
 
-import contextlib
 import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -63,7 +62,7 @@ class Score:
         be forms of another score; one that redefines `lift` inherits nothing stated about it.
         """
         super().__init_subclass__()
-        stated: tuple[str, ...] = ("sums_over_shares", "static_scale", "about_keys", "scaled")
+        stated: tuple[str, ...] = ("sums_over_shards", "static_scale", "about_keys", "scaled")
         stated = (*stated, "tanh_vector", "projects_keys")
         equal = ("lift", "tile_form", "scores_back", "projected", "prepared", "placed", *stated)
         for name in equal if "scores" in vars(cls) else stated if "lift" in vars(cls) else ():
@@ -176,9 +175,9 @@ class Score:
         """Numbers that the definition holds per (query, key) pair: bounds a tile's size."""
         return query_width
 
-    # What a backend may ask -------------------------------------------------------------------
+    # What a backend may query -----------------------------------------------------------------
 
-    sums_over_shares: ClassVar[bool] = False  # the lift reduces over keys by `over_shares` only
+    sums_over_shards: ClassVar[bool] = False  # the lift reduces over keys by `over_shards` only
 
     def static_scale(self, query_width: int) -> float | None:
         """c, where the score is c · q.k with a positive number c known before any data."""
@@ -192,7 +191,7 @@ class Score:
         """Whether `projected` does more to keys than to widen their numbers."""
         return True
 
-    # What a sum or a multiple may ask ---------------------------------------------------------
+    # What a sum or a multiple may query -------------------------------------------------------
 
     def about_keys(self, query: Array, center: Array | None) -> "KeyPolynomial | None":
         """The score as a polynomial of the key around a center, [..., K, 1, Hk]; None: 0.
@@ -335,42 +334,6 @@ class Lift:
         if self.distance_bias is not None:
             scores = scores + spread_distances(self.distance_bias, *scores.shape[-2:])
         return scores
-
-
-def require_score(score: Any) -> None:
-    """Raises TypeError unless this is a score, and it and every score inside it are pytrees; those
-    without attributes become one.
-    """
-    if not isinstance(score, Score):
-        raise TypeError(
-            "score must be a regard.Score: Dot(), Gaussian(), Bilinear(kernel), "
-            f"Additive(query_kernel, key_kernel, vector), or your own subclass. Got {score!r}."
-        )
-    unknown = {type(leaf): leaf for leaf in jax.tree.leaves(score) if isinstance(leaf, Score)}
-    for cls, part in unknown.items():
-        _refuse_attributes(part)
-        make: Any = functools.partial(_without_attributes, cls)
-        with contextlib.suppress(ValueError):  # another thread registered it meanwhile
-            jax.tree_util.register_pytree_node(cls, _refuse_attributes, make)
-
-
-def _without_attributes(cls: type[Score], static: None, leaves: tuple[()]) -> Score:
-    return cls.__new__(cls)
-
-
-def _refuse_attributes(score: Score) -> tuple[tuple[()], None]:
-    """No leaves and nothing static; TypeError where that would lose an attribute."""
-    slots = [name for cls in type(score).__mro__ for name in getattr(cls, "__slots__", ())]
-    held = [*vars(score), *(name for name in slots if hasattr(score, name))]
-    if not held:
-        return (), None
-    name = type(score).__name__
-    raise TypeError(
-        f"a score with parameters must be a pytree, so that JAX can trace and differentiate them. "
-        f"Got {name} with {', '.join(held)}. Fix: @jax.tree_util.register_dataclass above "
-        f"@dataclass(frozen=True) on class {name}, with field(metadata=dict(static=True)) for what "
-        "is no number."
-    )
 
 
 def promote(*dtypes: jnp.dtype) -> jnp.dtype:

@@ -42,7 +42,7 @@ class Dot(Score):
         scale: a number, a scalar array (it may be learned), or (N,), one per head.
     """
 
-    sums_over_shares = True
+    sums_over_shards = True
 
     scale: float | Array | None = None
 

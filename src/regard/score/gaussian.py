@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.placement import current_platform, over_shares
+from regard.placement import current_platform, over_shards
 from regard.score.contract import (
     KeyPolynomial,
     Lift,
@@ -47,7 +47,7 @@ class Gaussian(Score):
         width: a number, a scalar array (it may be learned), or (N,), one per head.
     """
 
-    sums_over_shares = True
+    sums_over_shards = True
 
     width: float | Array = 1.0
 
@@ -131,7 +131,7 @@ def center_of(
     """
     key, seen = _sample(key, visible, read)
     key = jax.lax.stop_gradient(key.astype(accumulation_dtype(key.dtype)))
-    count = over_shares("sum", seen.sum(-1, keepdims=True))
+    count = over_shards("sum", seen.sum(-1, keepdims=True))
     share = seen.astype(key.dtype) / jnp.maximum(count, 1).astype(key.dtype)
     key = jnp.where(seen[..., None], key, 0)
     mean, size = _weighted_sums(share, (key, jnp.abs(key)))
@@ -176,6 +176,6 @@ def _weighted_sums(share: Array, sides: tuple[Array, ...]) -> tuple[Array, ...]:
     """
     if current_platform(share) == "cpu":
         product = functools.partial(jnp.einsum, "...s,...sd->...d", precision="highest")
-        return tuple(over_shares("sum", product(share, side)[..., None, :]) for side in sides)
+        return tuple(over_shards("sum", product(share, side)[..., None, :]) for side in sides)
     sums = [(side * share[..., None]).sum(-2, keepdims=True) for side in sides]
-    return jax.lax.optimization_barrier(tuple(over_shares("sum", total) for total in sums))
+    return jax.lax.optimization_barrier(tuple(over_shards("sum", total) for total in sums))

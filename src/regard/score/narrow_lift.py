@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from regard.placement import over_shares
+from regard.placement import over_shards
 from regard.score.contract import Lift, repeat_heads
 from regard.score.narrow_features import NarrowExpansion, chebyshev, squash
 from regard.score.narrow_table import (
@@ -138,10 +138,10 @@ def _moments(
     if taken is not None:
         weight = taken[:, :, ::step].astype(rows.dtype)
         rows = jnp.where(weight[..., None] > 0, rows, 0)
-    count = jnp.maximum(over_shares("sum", weight.sum((0, 2))), 1)[:, None]
+    count = jnp.maximum(over_shards("sum", weight.sum((0, 2))), 1)[:, None]
     # From both sums at once: it only picks a table, and one round of a GPU's kernels is spared.
     mean, square = (
-        over_shares("sum", (one * weight[..., None]).sum((0, 2))) / count for one in (rows, rows**2)
+        over_shards("sum", (one * weight[..., None]).sum((0, 2))) / count for one in (rows, rows**2)
     )
     return mean, jnp.sqrt(jnp.maximum(square - mean**2, 0.0))
 
@@ -237,7 +237,7 @@ def _histogram(
     if taken is not None:
         size = jnp.broadcast_to(taken.sum(2, dtype=jnp.float32)[..., None], size.shape)
     above = jnp.concatenate([size[None], counts[:-1], jnp.zeros_like(size)[None]])
-    in_bins = jnp.moveaxis(over_shares("sum", above[:-1] - above[1:]), 0, -1)
+    in_bins = jnp.moveaxis(over_shards("sum", above[:-1] - above[1:]), 0, -1)
     total = jnp.maximum(in_bins.sum(-1, keepdims=True), 1)
     return (in_bins / total).astype(rows.dtype), jnp.all(counts[-1] == 0)
 

@@ -7,7 +7,7 @@ features are the truncated singular value decomposition of tanh under a weight o
 says how often a pair occurs. All functions are polynomials of a squashed number, t = tanh(x /
 reach): they stay bounded however far x lies. `tools/fit_narrow_features.py` fits them for a grid of
 deviations of x and of y and of offsets m, and stores them in narrow_features.npz. Pure NumPy;
-nothing here knows about attention.
+nothing here depends on attention.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""Where queries and keys stand in their text, and the scores that only look there.
+"""Where queries and keys stand in their text, and the scores that depend on it.
 
-`attend` calls `Score.placed` once, with the positions of every query and key. A rotary score turns
-its inputs by them and is its inner score from there on; the others get them as columns beside the
-features, so that every tile of every backend has the positions of its own rows.
+`attend` calls `Score.placed` once, with the positions of every query and key. A rotary score
+rotates its inputs by them and is its inner score from there on; the others get them as columns
+beside the features, so that every tile of every backend has the positions of its own rows.
 """
 
 import functools
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from regard.placement import current_platform, over_shares
+from regard.placement import current_platform, over_shards
 from regard.score.contract import (
     Lift,
     Score,
@@ -102,7 +102,7 @@ def from_columns(columns: Array) -> Array:
 class Positional(Score):
     """A score that is defined by positions: without any, those of `default_positions`."""
 
-    sums_over_shares = True
+    sums_over_shards = True
 
     def uses_positions(self) -> bool:
         return True
@@ -123,12 +123,12 @@ class Positional(Score):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rotary(Positional):
-    """Rotary positions: the inner score of queries and keys turned by their positions.
+    """Rotary positions: the inner score of queries and keys rotated by their positions.
 
-    Pairs of numbers of q and k are turned by the angle p·θ_i, with p the position and
-    θ_i = base^(-2i/R), i = 0 … R/2 - 1. A dot product of turned vectors depends on the distance of
-    their positions only (Su et al. 2021, section 3.4.2). Queries and keys are turned once, before
-    any kernel, so that `Rotary(Dot())` runs wherever `Dot()` does; a `Memory` stores turned keys.
+    Pairs of numbers of q and k are rotated by the angle p·θ_i, with p the position and
+    θ_i = base^(-2i/R), i = 0 … R/2 - 1. A dot product of rotated vectors depends on the distance of
+    their positions only (Su et al. 2021, section 3.4.2). Queries and keys are rotated once, before
+    any kernel, so that `Rotary(Dot())` runs wherever `Dot()` does; a `Memory` stores rotated keys.
 
     Lift: that of the inner score (tests/score/test_positions.py).
 
@@ -142,7 +142,7 @@ class Rotary(Positional):
     Args:
         inner: any score of queries and keys of one width D.
         base: of the angles' geometric series.
-        fraction: of the D numbers that is turned, R = fraction · D, an even number; the others
+        fraction: of the D numbers that is rotated, R = fraction · D, an even number; the others
             are left alone.
         interleaved: pairs are neighbors, (0, 1), (2, 3), …, as in the paper and GPT-J; False:
             (0, R/2), (1, R/2 + 1), …, as in GPT-NeoX, Llama and Gemma.
@@ -163,7 +163,7 @@ class Rotary(Positional):
         return self.inner.placed(query, key, at)
 
     def prepared(self, key: Array, positions: Array) -> tuple[Score, Array]:
-        """Keys turned by their positions, for the inner score."""
+        """Keys rotated by their positions, for the inner score."""
         inner, stored = self.inner.prepared(self.turned(key, positions), positions)
         return replace(self, inner=inner, keys_turned=True), stored
 
@@ -175,7 +175,7 @@ class Rotary(Positional):
     def check(self, query_width: int, key_width: int) -> None:
         if not isinstance(self.inner, Score):
             raise TypeError(
-                "Rotary's first argument is the score of the turned queries and keys. Got "
+                "Rotary's first argument is the score of the rotated queries and keys. Got "
                 f"{self.inner!r}. Fix: Rotary(Dot(), base=...)."
             )
         self._turned_width(query_width)
@@ -208,7 +208,7 @@ class Rotary(Positional):
         if turned != round(turned) or round(turned) % 2:
             fix = "an even width" if self.fraction == 1 else "another fraction"
             raise ValueError(
-                "Rotary turns pairs of numbers: fraction times the width must be an even number. "
+                "Rotary rotates pairs of numbers: fraction times the width must be an even number. "
                 f"Got fraction {self.fraction} of width {width}. Fix: {fix}."
             )
         return round(turned)
@@ -216,7 +216,7 @@ class Rotary(Positional):
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _turned(rows: Array, positions: Array, width: int, base: float, interleaved: bool) -> Array:
-    """The first `width` numbers of each row turned in pairs."""
+    """The first `width` numbers of each row rotated in pairs."""
     wide = accumulation_dtype(rows.dtype)
     angle = _angles(positions, width, base, wide)  # [B|1, 1, T, R/2]
     cos, sin = jnp.cos(angle), jnp.sin(angle)
@@ -314,7 +314,7 @@ class Alibi(Positional):
         return score, at.query_columns, at.key_columns
 
     def prepared(self, key: Array, positions: Array) -> tuple[Score, Array]:
-        return self, key[..., :0]  # a memory knows the positions of its keys
+        return self, key[..., :0]  # a memory stores the positions of its keys
 
     def head_axes(self) -> dict[str, tuple[int, ...]]:
         return with_heads(0, slopes=self.slopes)
@@ -325,7 +325,7 @@ class Alibi(Positional):
 class AlibiAt(Score):
     """`Alibi` of columns of positions."""
 
-    sums_over_shares = True
+    sums_over_shards = True
 
     slopes: float | Array
     two_sided: bool = field(default=False, metadata=dict(static=True))
@@ -354,7 +354,7 @@ class AlibiAt(Score):
             numbers = self._of(distance.reshape(*(1,) * (slopes.ndim - 1), -1), slopes)
             return Lift(query[..., :0], key[..., :0], distance_bias=numbers)
         at, held = from_columns(query), from_columns(key)  # [..., N, T], [..., K, S]
-        last = over_shares("max", at.max((-2, -1), keepdims=True))
+        last = over_shards("max", at.max((-2, -1), keepdims=True))
         return Lift(
             query[..., :0],
             key[..., :0],

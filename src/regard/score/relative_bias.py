@@ -49,7 +49,7 @@ class RelativeBias(Positional):
         return score, at.query_columns, at.key_columns
 
     def prepared(self, key: Array, positions: Array) -> tuple[Score, Array]:
-        return self, key[..., :0]  # a memory knows the positions of its keys
+        return self, key[..., :0]  # a memory stores the positions of its keys
 
     def check(self, query_width: int, key_width: int) -> None:
         if not hasattr(self.table, "ndim"):

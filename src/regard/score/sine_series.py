@@ -2,7 +2,7 @@
 
 Pure NumPy in float64. Fitting takes up to ten seconds, so the tables for the default tolerances
 are stored in the package, in sine_series.npz (`python tools/fit_sine_series.py`). Nothing here
-knows about attention; `additive.py` turns a series into features.
+depends on attention; `additive.py` turns a series into features.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Word alignments: from attention weights, combined from two directions, and as files.
 
-A link is a pair (i, j): word i of the source says word j of the target, both counted from 0.
-Scoring links against gold ones is in `metrics.py`.
+A link is a pair (i, j): word i of the source is translated by word j of the target, both counted
+from 0. Scoring links against gold ones is in `metrics.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -52,7 +52,7 @@ def word_weights(
 ) -> np.ndarray:
     """Attention between words, from attention between the tokens that the model reads and writes.
 
-    A target word looks at a source word with the *sum* of the weights on its pieces: what falls
+    A target word attends to a source word with the *sum* of the weights on its pieces: what falls
     on a word is what falls on any part of it, and a row keeps its total. Where the target word
     itself has several pieces, each is a step of the decoder and has a row of its own; the word's
     row is their mean, or with `over_target="max"` the largest entry of each column.
@@ -72,11 +72,10 @@ def word_weights(
             among them.
         source_words: for each source token, which word it is of: `Encoded.word_of_token`.
         target_words: the same for the target.
-        shift: which row speaks for a target token. 0: the row of the step that *writes* it, what
-            the decoder looked at to choose it; Bahdanau's own reading, since his attention asks
-            with the state before the word. 1: the row of the step that *reads* it, one later
-            (Chen et al. 2020, SHIFT-ATT), for models whose attention asks with a state that has
-            just taken the word in; it needs one row more than there are target tokens.
+        shift: which row is that of a target token. 0: the row of the step that *writes* it, as
+            in Bahdanau et al., whose query is the state before the word. 1: the row of the step
+            that *reads* it, one later (Chen et al. 2020, SHIFT-ATT), for models whose query is a
+            state that has just read the word; it needs one row more than there are target tokens.
         over_target: how the pieces of a target word become one row.
 
     Returns:
@@ -102,7 +101,7 @@ def word_weights(
 
 
 def argmax_links(weights: np.ndarray, threshold: float = 0.0) -> frozenset[Link]:
-    """For each target word, a link to the source word that it looks at most.
+    """For each target word, a link to the source word that it attends to most.
 
     Example:
         >>> import numpy as np
@@ -141,7 +140,7 @@ def symmetrize(
 
     Args:
         forward: links of the source-to-target model.
-        backward: links of the target-to-source model, turned around: (source, target) too.
+        backward: links of the target-to-source model, swapped: (source, target) too.
         how: the way.
     """
     forward, backward = frozenset(forward), frozenset(backward)

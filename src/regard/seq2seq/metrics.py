@@ -1,7 +1,7 @@
 """How good translations and alignments are.
 
 BLEU and chrF are sacrebleu's, with its signature, so that a number can be compared with other
-people's. Everything here takes text and links; who made them is not its business.
+people's. Everything here takes text and links, from any source.
 """
 
 from collections.abc import Iterable, Sequence

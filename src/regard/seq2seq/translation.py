@@ -35,7 +35,7 @@ class Alignment:
     weights: np.ndarray = field(compare=False, repr=False)
 
     def links(self, threshold: float = 0.0) -> frozenset[Link]:
-        """For each target word, a link (i, j) from the source word i that it looks at most.
+        """For each target word, a link (i, j) from the source word i that it attends to most.
 
         Args:
             threshold: no link where the largest weight is not above this.
@@ -52,7 +52,7 @@ class Translation(Alignment):
         score: what translations are ranked by, the higher the better: the log-probability with
             its length penalty.
         log_prob: log p(text | source), of the text as it was put to the model.
-        note: why the model was not asked, where the text is a copy of the source; else "".
+        note: why the model was not run, where the text is a copy of the source; else "".
     """
 
     text: str
@@ -75,11 +75,11 @@ def to_json(one: Translation) -> dict[str, Any]:
         []
     """
     score = float(one.score)
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "text": one.text,
         "score": round(score, 4) if abs(score) < 1e30 else None,  # JSON has no infinity
         "source_words": list(one.source_words),
         "target_words": list(one.target_words),
         "weights": np.round(np.asarray(one.weights, np.float64), 4).tolist(),
     }
-    return told | ({"note": one.note} if one.note else {})
+    return fields | ({"note": one.note} if one.note else {})

@@ -1,8 +1,8 @@
 """Translating and aligning text: from sentences to tokens, through the model, and back to words.
 
-The command line, the playground and most programs use this. Batches are made in few_shapes.py, long
-texts are cut in sentences.py, ordinary text is put into the form of sentences in readings.py, and
-the search is in search.py.
+The command line, the playground and most programs use this. Batches are made in batch_shapes.py,
+long texts are cut in sentences.py, ordinary text is put into the form of sentences in
+input_variants.py, and the search is in search.py.
 """
 
 import functools
@@ -16,12 +16,12 @@ from jax import Array
 
 from regard.seq2seq.alignment import word_weights
 from regard.seq2seq.decode import programs
-from regard.seq2seq.decode.few_shapes import WIDTHS, groups
+from regard.seq2seq.decode.batch_shapes import WIDTHS, groups
 from regard.seq2seq.decode.hypotheses import SearchOptions
+from regard.seq2seq.decode.input_variants import read_sources
 from regard.seq2seq.decode.joining import Part, Written, joined, padded
 from regard.seq2seq.decode.layers import LayerWeights, layer_weights
 from regard.seq2seq.decode.next_words import NextWords, next_words
-from regard.seq2seq.decode.readings import read_sources
 from regard.seq2seq.decode.restoring import restored
 from regard.seq2seq.model.export import load_model
 from regard.seq2seq.model.model_folder import model_folder
@@ -140,11 +140,11 @@ class Translator:
             texts: any strings, a sentence each.
             search: the beam, the length penalty, and the rest.
             n_best: how many translations of each text are wanted, at most the beam.
-            replace_unknown: whether `<unk>` becomes the source word that the model looked at.
+            replace_unknown: whether `<unk>` becomes the source word that the model attended to.
             adapt: whether a text that is no ordinary sentence (all capitals, no capitals, no full
                 stop, markup, addresses, letters that the vocabulary lacks) is also read in the form
-                of one, and the reading with the best score is taken; see `readings`. An ordinary
-                sentence is not changed by it. False: the model reads the text as it is.
+                of one, and the variant with the best score is taken; see `input_variants`. An
+                ordinary sentence is not changed by it. False: the model reads the text as it is.
             batch_tokens: places of a batch, padding included; None: what suits the machine.
             hurry: whether to compile at optimization level 0, which takes a quarter of the time
                 and makes programs half as fast; None: for up to 128 sentences.
@@ -161,29 +161,29 @@ class Translator:
             raise ValueError(f"n_best must be from 1 to beam. Got {n_best}, beam {search.beam}.")
         tokenizer = self.tokenizers.source
         sources = read_sources(texts, tokenizer, lambda: self._stand_ins, adapt)
-        readings = [pair for one in sources for pair in zip(one.readings, one.encoded, strict=True)]
+        variants = [pair for one in sources for pair in zip(one.variants, one.encoded, strict=True)]
         parts = [
             Part(number, start, stop)
-            for number, (reading, encoded) in enumerate(readings)
-            for start, stop in self._ranges(reading.split, encoded)
+            for number, (variant, encoded) in enumerate(variants)
+            for start, stop in self._ranges(variant.split, encoded)
         ]
-        ids = [readings[part.reading][1].ids[part.start : part.stop] for part in parts]
+        ids = [variants[part.variant][1].ids[part.start : part.stop] for part in parts]
         written = self._search(ids, search, n_best, batch_tokens, hurry, whole_batches, progress)
-        of_reading: list[list[tuple[Part, list[Written]]]] = [[] for _ in readings]
+        of_variant: list[list[tuple[Part, list[Written]]]] = [[] for _ in variants]
         for part, hypotheses in zip(parts, written, strict=True):
-            of_reading[part.reading].append((part, hypotheses))
+            of_variant[part.variant].append((part, hypotheses))
         target = self.tokenizers.target
         drafts = iter(
             joined(encoded, found, target, search.length_penalty, replace_unknown)
-            for (_, encoded), found in zip(readings, of_reading, strict=True)
+            for (_, encoded), found in zip(variants, of_variant, strict=True)
         )
-        return [restored(one, [next(drafts) for _ in one.readings]) for one in sources]
+        return [restored(one, [next(drafts) for _ in one.variants]) for one in sources]
 
     @functools.cached_property
     def _stand_ins(self) -> tuple[str, ...]:
-        """Names that the model copies unchanged, the commonest first; see `readings`.
+        """Names that the model copies unchanged, the commonest first; see `input_variants`.
 
-        They are common entries of both vocabularies. Translating each alone tells which are copied.
+        They are common entries of both vocabularies. Translating each alone shows which are copied.
         """
         source, target = self.tokenizers.source, set(self.tokenizers.target.pieces)
         words = [
@@ -225,9 +225,9 @@ class Translator:
             look: which weights align a target word: "writing", those of the step that writes it;
                 "reading", those of the next step, which reads it; "explaining", the posterior of
                 the first given the word (`explaining.py`). The first is Bahdanau's own; the second
-                aligns better for some models (Chen et al. 2020); the third knows the word and
-                aligns best, of recurrent models only. A Transformer's weights are the mean over
-                the heads of its last decoder layer but one; see `looks`.
+                aligns better for some models (Chen et al. 2020); the third takes account of the
+                word and aligns best, of recurrent models only. A Transformer's weights are the
+                mean over the heads of its last decoder layer but one; see `looks`.
             batch_tokens, progress: as for `translate`; explaining takes 2,048 tokens at most.
 
         Returns:
@@ -339,7 +339,7 @@ class Translator:
         )
         if explain:
             return programs.explained(self.model, source, lens, before, written, hurry=hurry)
-        return programs.looks(self.model, source, lens, before, hurry=hurry)
+        return programs.forced(self.model, source, lens, before, hurry=hurry)
 
     def _known(self, kind: object) -> set[tuple[int, int]]:
         """The shapes that a program is compiled for; another thread may be compiling more."""
@@ -396,11 +396,11 @@ def _on_device(array: Any) -> Array:
     return jax.device_put(array)
 
 
-def _aligned(source: Encoded, target: Encoded, looks: np.ndarray, look: Look) -> Alignment:
+def _aligned(source: Encoded, target: Encoded, attention: np.ndarray, look: Look) -> Alignment:
     weights = np.zeros((0, 0))
-    if source.ids and target.ids and looks.size:
+    if source.ids and target.ids and attention.size:
         words = source.word_of_token, target.word_of_token
-        weights = word_weights(looks, *words, shift=1 if look == "reading" else 0)
+        weights = word_weights(attention, *words, shift=1 if look == "reading" else 0)
     weights = padded(weights, len(target.words), len(source.words))
     return Alignment(source.words, target.words, weights)
 

@@ -1,4 +1,4 @@
-"""Why a query looks at a key: what each hidden unit of an additive score adds to one weight.
+"""Why a query attends to a key: what each hidden unit of an additive score adds to one weight.
 
 Exact, not an estimate: an additive score is a sum over its hidden units, so the logarithm of the
 ratio of two softmax weights is one as well.

@@ -222,7 +222,7 @@ def title_size(axes: Any, titles: Sequence[str]) -> float:
 
 
 def _fits(axes: Any, side: str, labels: Sequence[str], font: float) -> int:
-    """How many labels of that size an axis has room for."""
+    """How many labels of that size fit on an axis."""
     box = axes.get_window_extent()
     inches = (box.width if side == "x" else box.height) / axes.get_figure(root=True).dpi
     # Short column labels are written side by side; all others need the height of a line.
@@ -231,7 +231,7 @@ def _fits(axes: Any, side: str, labels: Sequence[str], font: float) -> int:
 
 
 def upright(labels: Sequence[str]) -> bool:
-    """Whether the labels of the columns are turned by 90 degrees."""
+    """Whether the labels of the columns are rotated by 90 degrees."""
     return any(len(labels[place]) > 2 for place in _labeled(labels))
 
 
@@ -254,7 +254,7 @@ def write_numbers(axes: Any) -> None:
     """Writes each weight of the panel's image on its cell, in white where the cell is dark."""
     (image,) = axes.images
     weights = image.get_array().filled(0.0)
-    size = 6.5 if weights.min(initial=0.0) < 0 else 7  # room for a minus
+    size = 6.5 if weights.min(initial=0.0) < 0 else 7  # space for a minus
     for (row, column), weight in np.ndenumerate(weights):
         if abs(weight) >= 0.005:  # below, it would be "0.00"
             red, green, blue, _ = image.cmap(image.norm(weight))

@@ -56,7 +56,7 @@ def show_patches(
         grid: rows and columns of patches. None: square patches, as far as the numbers allow.
         before: how many keys come before the patches, such as one class token. Their weight is
             written below the panel.
-        asked: for each panel the patch that asks, which gets a frame; -1 for none.
+        asked: for each panel the query patch, which gets a frame; -1 for none.
         titles: one for each column of panels, or for each panel, instead of the heads' numbers.
         figsize: width and height in inches.
         cmap: the name of a Matplotlib color map from light to dark.

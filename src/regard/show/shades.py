@@ -1,7 +1,7 @@
 """Weights drawn in a terminal: bars by length, cells by shade, with or without color.
 
 Numbers in, Rich text out. A weight that is exactly 0 is drawn as a dot, so that what was masked
-can be told from what is merely small.
+can be distinguished from what is merely small.
 """
 
 from rich.text import Text

@@ -1,4 +1,4 @@
-"""Tuning against a stand-in for the wide kernel: who fails is left out, the fastest is printed."""
+"""Tuning against a stand-in for the wide kernel: what fails is left out, the fastest is printed."""
 
 import contextlib
 import dataclasses

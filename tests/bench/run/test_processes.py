@@ -124,7 +124,7 @@ def test_a_sick_device_is_left_by_the_next_process(told):
     assert asked == [["dot", "longer"], ["longer"]]
 
 
-def test_who_cannot_begin_is_not_asked_again(told):
+def test_a_worker_that_cannot_begin_is_not_started_again(told):
     asked = told([("error", "no such device")])
     absent, device = run(DOT, LONGER)
     assert absent == dict.fromkeys(("dot", "longer"), "failed: no such device")

@@ -1,4 +1,4 @@
-"""The interleaved loop: everybody as often, nobody always first, and the arithmetic of it."""
+"""The interleaved loop: every program as often, none always first, and the arithmetic of it."""
 
 import gc
 import weakref
@@ -10,8 +10,8 @@ from regard.bench.run.timing import (
     Queued,
     Timing,
     interleave,
+    round_order,
     rounds_within,
-    turn_order,
     wall_clock,
 )
 
@@ -29,14 +29,14 @@ def test_each_program_runs_once_a_round():
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_each_program_comes_first_equally_often(count):
-    firsts = [turn_order(count, turn)[0] for turn in range(2 * count)]
+    firsts = [round_order(count, number)[0] for number in range(2 * count)]
     assert sorted(firsts) == sorted(list(range(count)) * 2)
 
 
 def test_no_program_always_follows_the_same_neighbor():
     before = {
         (order[i], order[i - 1])
-        for order in (turn_order(4, turn) for turn in range(8))
+        for order in (round_order(4, number) for number in range(8))
         for i in range(1, 4)
     }
     assert all(len({previous for who, previous in before if who == me}) >= 2 for me in range(4))

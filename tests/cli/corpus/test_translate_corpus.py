@@ -18,7 +18,7 @@ from regard.cli.app import app
 from regard.cli.corpus import corpus_translation
 from regard.cli.corpus.corpus_files import CorpusFiles
 from regard.cli.corpus.resumable_output import Parts, folder_of
-from regard.seq2seq.decode.few_shapes import groups
+from regard.seq2seq.decode.batch_shapes import groups
 from seq2seq.small_translator import ENGLISH, save_small
 
 pytestmark = [pytest.mark.usefixtures("quick_compilation"), pytest.mark.sampled(1)]

@@ -25,7 +25,7 @@ from regard.cli.app import app
 from regard.seq2seq.distributed.devices import DataParallel
 from regard.seq2seq.distributed.hosts import Hosts, is_gone, is_known_to_all
 from regard.seq2seq.distributed.launch import Launch, find_launch
-from regard.seq2seq.model.dropout import ShareOfRows, drop
+from regard.seq2seq.model.dropout import ShardOfRows, drop
 from regard.seq2seq.train import runtime_options
 from regard.seq2seq.train.checkpoints import Store
 from regard.seq2seq.train.log import read_log
@@ -263,7 +263,7 @@ with taking_part(launch_of(f"127.0.0.1:{port}", 2, number, False), Path("the-run
 # The pieces.
 
 
-def test_who_launched_it_is_found_out():
+def test_the_launcher_is_found():
     torchrun = dict(MASTER_ADDR="node1", MASTER_PORT="1234", WORLD_SIZE="4", RANK="2")
     slurm = dict(SLURM_STEP_NODELIST="n[1-2]", SLURM_NTASKS="2", SLURM_PROCID="0")
     options = dict(coordinator="node2:99", processes=2, process=0)
@@ -347,7 +347,7 @@ def test_devices_drop_together_what_one_alone_drops(shape, shares, partitionable
         rng = jax.random.key(7)
         whole = drop(jnp.ones(shape, jnp.float32), 0.4, rng)
         parts = [
-            drop(part, 0.4, ShareOfRows(rng, jnp.int32(index), shares))
+            drop(part, 0.4, ShardOfRows(rng, jnp.int32(index), shares))
             for index, part in enumerate(jnp.split(jnp.ones(shape, jnp.float32), shares, axis=-2))
         ]
     np.testing.assert_array_equal(jnp.concatenate(parts, axis=-2), whole)
@@ -359,7 +359,7 @@ def test_a_model_axis_must_divide_the_devices():
         DataParallel(jax.devices()[:1], 2)
 
 
-def test_one_process_alone_is_asked_nothing():
+def test_one_process_alone_needs_no_settings():
     hosts, arrays = Hosts.of(jax.devices()), {"a": np.arange(3)}
     assert (hosts.processes, hosts.leads) == (1, True)
     assert hosts.first(lambda: (1, "two")) == (1, "two")

@@ -216,7 +216,7 @@ def test_without_attention_nothing_explains():
 
 @pytest.mark.parametrize("name", ["additive", "gaussian", FIXED, "asks with the token"])
 def test_every_parameter_matters(name):
-    """The twin of the test above: a parameter that nobody read would pass it."""
+    """Negative control of the test above: a parameter that is never read would pass it."""
     _, grads = gradient(random_model(CONFIGS[name]), BATCH)
     for path, grad in jax.tree.leaves_with_path(grads):
         assert float(jnp.abs(grad).max()) > 0, path
@@ -401,7 +401,7 @@ def test_dropout_near_one_keeps_something():
 
 
 def test_without_attention_the_context_has_the_annotations_dropout():
-    """Else the twin that attention is compared with would be regularized less."""
+    """Else the model that attention is compared with would be regularized less."""
     model = random_model(dataclasses.replace(CONFIG, attention="none", annotation_dropout=0.5))
     lens = np.full(4, 5, np.int32)
 

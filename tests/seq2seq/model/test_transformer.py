@@ -14,7 +14,7 @@ from flax import nnx
 import oracle
 from regard.seq2seq.model.architectures import load_config
 from regard.seq2seq.model.config import Config, TransformerConfig
-from regard.seq2seq.model.dropout import ShareOfRows
+from regard.seq2seq.model.dropout import ShardOfRows
 from regard.seq2seq.model.export import load_model, save_model
 from regard.seq2seq.model.translation_model import Model
 from seq2seq.tiny import TRANSFORMER, TRANSFORMERS, random_model, some_batch
@@ -205,8 +205,8 @@ def test_dropout_is_on_where_there_is_an_rng_and_each_device_draws_its_own_rows(
     assert whole != loss(BATCH, None)
     assert whole != loss(BATCH, jax.random.key(1))
     halves = [jax.tree.map(lambda x, part=part: x[part], BATCH) for part in (slice(2), slice(2, 4))]
-    shares = [ShareOfRows(rng, jnp.int32(index), 2) for index in range(2)]
-    parts = [loss(*one) for one in zip(halves, shares, strict=True)]
+    shards = [ShardOfRows(rng, jnp.int32(index), 2) for index in range(2)]
+    parts = [loss(*one) for one in zip(halves, shards, strict=True)]
     np.testing.assert_allclose(sum(parts), whole, rtol=1e-5)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.seq2seq.text.marks import CAPITAL, JOINER, START, mark, unmark
-from regard.seq2seq.text.words import detokenize, normalize, split_words
+from regard.seq2seq.text.words import normalize, split_words
 
 # Letters of several scripts, marks, emoji, and everything that splits or joins words.
 CHARACTERS = (
@@ -72,21 +72,6 @@ def test_marks_in_the_text_do_not_confuse():
 )
 def test_words(text, words):
     assert list(split_words(text).words) == (words.split() if words else [])
-
-
-@pytest.mark.parametrize(
-    ("words", "language", "text"),
-    [
-        ("I do n't know .", "en", "I don't know."),
-        ('He said : " Hello ! "', "en", 'He said: "Hello!"'),
-        ("Qu' est -ce que c' est ?", "fr", "Qu'est-ce que c'est ?"),
-        ("« Oui » , dit -elle .", "fr", "« Oui », dit-elle."),
-        ("a ( b ) c", "en", "a (b) c"),
-        ("", "fr", ""),
-    ],
-)
-def test_detokenizing_by_rule(words, language, text):
-    assert detokenize(words.split(), language) == text
 
 
 def test_replaced_words_keep_the_spaces():

@@ -112,7 +112,7 @@ def test_without_shuffling_the_order_is_that_of_the_pairs():
 
 
 @pytest.mark.parametrize("processes", [2, 4, 8])
-def test_the_shares_of_all_processes_are_the_batch(processes):
+def test_the_shards_of_all_processes_are_the_batch(processes):
     pairs = pairs_of([(n % 20, n % 17) for n in range(100)])
     whole = list(Batches(pairs, tokens=512))
     shares = [

@@ -20,7 +20,12 @@ from regard.seq2seq.train.non_finite import NonFiniteError, cause_of
 from regard.seq2seq.train.progress import Progress
 from regard.seq2seq.train.recipe import Recipe
 from regard.seq2seq.train.training import train
-from regard.seq2seq.train.validation import Validation, Validator, translate_batches
+from regard.seq2seq.train.validation import (
+    Validation,
+    Validator,
+    indexed_batches,
+    translate_batches,
+)
 from seq2seq import reversing
 from seq2seq.tiny import CONFIGS, random_model, some_batch
 
@@ -81,7 +86,7 @@ def test_it_learns(run):
     assert result.reason == "12 epochs are done"
 
 
-def test_it_tells(run):
+def test_it_reports(run):
     folder, _, heard, _ = run
     (plan,) = heard.of("Plan")
     assert (plan.steps_per_epoch, plan.total_steps, plan.step) == (50, 600, 0)
@@ -133,8 +138,10 @@ def test_translations_come_in_the_order_of_the_pairs(run):
     one = SearchOptions(beam=1, dtype="float32")
     shapes = [dict(buckets=(8,), tokens=64), dict(buckets=(5, 8), tokens=64)]
     batches = [reversing.Batches(held_out, shuffle=False, **shape) for shape in shapes]
-    first, second = (translate_batches(result.model, b, one) for b in batches)
-    third = translate_batches(result.model, list(batches[0]), one)
+    every = (*batches, list(batches[0]))
+    first, second, third = (
+        translate_batches(result.model, indexed_batches(given), one) for given in every
+    )
     assert len(first) == 30
     assert first == second == third
 

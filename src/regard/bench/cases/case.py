@@ -56,7 +56,7 @@ class Case:
         dropout: the rate.
         direction: "forward+backward" takes the gradient of every array, parameters included;
             "backward" does so after a forward pass that is not counted.
-        device: where it is run. A peer of another framework than JAX has to be told.
+        device: where it is run; peers of other frameworks than JAX are placed there explicitly.
         group: cases of one group are interleaved in one loop, so that their ratios are fair.
         against: names of the peers (see `peers.PEERS`) to run beside regard.
         timed: False measures the memory of the compiled program and never runs it.
@@ -103,8 +103,8 @@ class Case:
 
     @property
     def problem(self) -> "Case":
-        """The case less what only regard and the loop know: a peer does two cases with one
-        problem the same way, so it is timed once for both."""
+        """The case without what only regard and the timing loop read: a peer computes two cases
+        with the same problem the same way, so it is timed once for both."""
         return dataclasses.replace(
             self,
             name="",
@@ -125,8 +125,8 @@ class Inputs:
         valid_lens: what the mask is made of. (B,) or (B, T) lengths, int32; for "segments" and
             "packed" the (B, T) ids, for "boolean" (B, T, S) bool; None for the other masks.
         cotangent: of the output, for the backward pass.
-        rows: the query positions that the error check looks at.
-        keys: the key positions whose gradients it looks at.
+        rows: the query positions that the error check compares.
+        keys: the key positions whose gradients it compares.
     """
 
     arrays: dict[str, np.ndarray]

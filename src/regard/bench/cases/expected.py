@@ -96,12 +96,12 @@ def relative_errors(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> 
 def allowed_error(case: Case) -> float:
     """The error past which a program is taken to compute something else and is not timed.
 
-    Loose on purpose: the measured error is printed beside every time, this only tells a wrong
+    Loose on purpose: the measured error is printed beside every time, this only detects a wrong
     mask, scale or layout (errors of order one) from rounding and from the lift's tolerance.
     """
     if case.dropout:
         # Weights off by noise of mean 0 and variance rate / (1 - rate) of their squares, and so a
-        # sum of values drawn about 0: twice that, which still tells a wrong scale or layout.
+        # sum of values drawn about 0: twice that, which still detects a wrong scale or layout.
         return 2 * (case.dropout / (1 - case.dropout)) ** 0.5
     rounding = {"float64": 1e-10, "float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}[case.dtype]
     if case.backward and case.dtype == "bfloat16":

@@ -20,9 +20,9 @@ class Family(NamedTuple):
         B, T: ranges, drawn evenly on a logarithmic scale.
         S: the same; None: as T.
         N: numbers of heads.
-        masks: taken in turn.
-        scores: taken in turn; additive cells have no heads, as their peers.
-        regimes: taken in turn.
+        masks: cycled through.
+        scores: cycled through; additive cells have no heads, as their peers.
+        regimes: cycled through.
         dropout: the rate.
         bias: in every cell; otherwise in one of six.
     """

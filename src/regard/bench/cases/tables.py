@@ -57,7 +57,7 @@ CPU_SWEEP_LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 LONGEST_BOOK = 4096  # at 8192 the book's (T, S, h) tensor takes 16 GiB
 
 # The book's problem at each tolerance is one group: peers are timed once for all three. Of the cost
-# of the guard 5 % must be told from noise, so it has many more rounds.
+# of the guard 5 % must be distinguished from noise, so it has many more rounds.
 _CPU = """
 * score=additive B=4 T=512 D=64 against=book,keras,torch
 additive_book                group=additive rounds=5

@@ -1,1 +1,1 @@
-"""Who computes it: regard and the other libraries, each as a program to time."""
+"""The programs that compute a case: regard and the other libraries, each as a program to time."""

@@ -86,7 +86,7 @@ def tune(
     Args:
         cases: those of features among them are tuned for.
         candidates: the `Blocks` to try on every case; by default those of `all_candidates`.
-        watch: told every result.
+        watch: called with every result.
         clock: reads a program.
 
     Returns:

@@ -205,7 +205,7 @@ def memory_of(compiled: Any) -> tuple[int | None, int | None]:
         + memory.temp_size_in_bytes
         - memory.alias_size_in_bytes
     )
-    # Not every backend tells its peak; the sum is never less.
+    # Not every backend reports its peak; the sum is never less.
     return memory.temp_size_in_bytes, getattr(memory, "peak_memory_in_bytes", 0) or together
 
 

@@ -124,7 +124,7 @@ class _Tensors:
 
     def to_torch(self, array: np.ndarray, rows: bool = True) -> Any:
         torch = self.torch
-        if array.dtype.name == "bfloat16":  # which torch knows and NumPy's own types do not have
+        if array.dtype.name == "bfloat16":  # which torch has and NumPy has not
             tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:
             tensor = torch.from_numpy(array)

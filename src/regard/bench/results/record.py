@@ -1,6 +1,6 @@
 """The record of a run: device, versions and every number, as JSON; written and read here only.
 
-A stored record can be looked at on any machine: `report` prints it and `pictures` draws it.
+A stored record can be shown on any machine: `report` prints it and `pictures` draws it.
 """
 
 import datetime
@@ -228,7 +228,7 @@ def swept(record: dict[str, Any]) -> Curves:
 
 
 def sweep_case(record: dict[str, Any]) -> dict[str, Any]:
-    """A case that tells what the sweep is about: all but the length is the same for all."""
+    """A case of the sweep: all but the length is the same in every case."""
     return next(case for case in record["cases"] if case["name"].startswith(SWEPT))
 
 

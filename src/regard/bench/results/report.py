@@ -1,6 +1,6 @@
-"""What a run looks like on the terminal: its progress, and its tables, drawn by Rich.
+"""A run on the terminal: its progress, and its tables, drawn by Rich.
 
-Reads the record that goes to JSON, so a stored run can be looked at again.
+Reads the record that goes to JSON, so a stored run can be shown again.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from regard.bench.run.measure import AGAIN
 
 @contextlib.contextmanager
 def progress_bar(console: Console, total: int) -> Iterator[Callable[[str, float], None]]:
-    """A bar on `console`; gives the function that `measure_cases` wants as `watch`."""
+    """A bar on `console`; gives the function that `measure_cases` takes as `watch`."""
     with Progress(
         SpinnerColumn(),
         BarColumn(bar_width=30),
@@ -75,7 +75,7 @@ def _title(record: dict[str, Any]) -> Text:
         text.append(f", driver {device['driver']}")
     text.append(f"\n{installed}\n", style="dim")
     if record["settings"]["quick"]:
-        text.append("A quick run: for a look, not for a claim.\n", style="yellow")
+        text.append("A quick run: only an impression.\n", style="yellow")
     return text
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from regard.bench.cases.tables import GPU_CASES, JAX_PEERS, LIMITS, LINEAR_LENGTHS
 from regard.bench.run.measure import AGAIN, Row
 
-Place = tuple[str, str]  # a case and who
+Place = tuple[str, str]  # a case and a program
 Measure = Literal["ms", "MiB", "peak GiB", "TFLOP/s", "error"]
 
 
@@ -38,7 +38,7 @@ class Target:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Every place that is looked at."""
+        """Every place that is compared."""
         return self.over + ((self.under,) if self.under else ())
 
 
@@ -220,7 +220,7 @@ GPU_TARGETS = (
         for case in GPU_CASES
         if set(JAX_PEERS) <= set(case.against) and case.name not in LIMITS
     ),
-    # What section 7 of the design asks of the cases that were slow in round 1.
+    # What section 7 of the design requires of the cases that were slow in round 1.
     *(within(name.replace("_", " "), name, limit) for name, limit in LIMITS.items()),
     faster("additive, exact, forward, over the book's form", "additive_exact", "book", 4.0),
     faster(

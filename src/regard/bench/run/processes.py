@@ -55,7 +55,7 @@ def measure_in_processes(
     device = None
     rows: list[Row] = []
     for framework in dict.fromkeys(peers.framework(who) for _, who in plan(cases)):
-        told = {
+        settings_sent = {
             "repeats": settings.repeats,
             "budget": settings.budget,
             "quick": settings.quick,
@@ -63,7 +63,7 @@ def measure_in_processes(
             "solvers": THREADS,
             "builders": THREADS if framework == "jax" else 1,
         }
-        found, described = _run_framework(cases, framework, told, reading, watch)
+        found, described = _run_framework(cases, framework, settings_sent, reading, watch)
         rows += found
         device = described if framework == "jax" else device
     return in_table_order(cases, rows), device

@@ -77,8 +77,8 @@ class DeviceClock:
     """Device seconds per run of a `Queued`, without the time that the host takes to launch it.
 
     A reading is one burst, long enough that its launch and the wait at its end are negligible.
-    While the device works on one run, the host queues the next; that hides the launches as long as
-    a run takes longer than its launch. Shorter runs are read as bundles: many runs in one launch.
+    While the device works on one run, the host queues the next; launches then cost no time as long
+    as a run takes longer than its launch. Shorter runs are read as bundles, many in one launch.
 
     Args:
         least: seconds of a reading.
@@ -130,17 +130,17 @@ class _Plan:
     runs: int
 
 
-def turn_order(count: int, turn: int) -> list[int]:
-    """The order of the programs in this turn.
+def round_order(count: int, number: int) -> list[int]:
+    """The order of the programs in a round.
 
     Forwards and backwards, then rotated by one, so that no program always comes first, nor always
     after the same neighbor.
 
-    >>> [turn_order(3, turn) for turn in range(4)]
+    >>> [round_order(3, number) for number in range(4)]
     [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1]]
     """
-    order = [(turn // 2 + position) % count for position in range(count)]
-    return order[::-1] if turn % 2 else order
+    order = [(number // 2 + position) % count for position in range(count)]
+    return order[::-1] if number % 2 else order
 
 
 def interleave(
@@ -151,7 +151,7 @@ def interleave(
     rest: float = REST_SECONDS,
     progress: Callable[[Hashable], None] = lambda who: None,
 ) -> dict[Hashable, Timing]:
-    """Runs every program `rounds` times, in turns.
+    """Runs every program `rounds` times, interleaved.
 
     >>> timings = interleave({"a": lambda: None, "b": lambda: None}, rounds=3, rest=0)
     >>> len(timings["a"].seconds)
@@ -167,8 +167,8 @@ def interleave(
     names = list(runs)
     seconds: dict[Hashable, list[float]] = {name: [] for name in names}
     with _no_garbage_collection():
-        for turn in range(rounds):
-            for index in turn_order(len(names), turn):
+        for number in range(rounds):
+            for index in round_order(len(names), number):
                 time.sleep(rest)
                 seconds[names[index]].append(clock(runs[names[index]]))
                 progress(names[index])

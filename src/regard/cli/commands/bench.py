@@ -35,7 +35,8 @@ def command(
         typer.Option("--case", help="Run the cases with this name; may be a glob."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Few rounds, short sequences: a look, not a claim.")
+        bool,
+        typer.Option("--quick", help="Few rounds, short sequences: only an impression."),
     ] = False,
     survey: Annotated[
         bool,
@@ -112,7 +113,7 @@ def _bench(
     if json_only:
         typer.echo(json.dumps(result, indent=1))
     else:
-        # A file has room for whole lines.
+        # In a file, lines need not be shortened.
         Console(width=None if sys.stdout.isatty() else WIDTH).print(report.tables(result))
         if survey:
             from regard.bench.results.cells import summary
@@ -151,7 +152,7 @@ def _select(table: Sequence["Case"], patterns: list[str]) -> tuple["Case", ...]:
 
 
 def _on_cpu(cases: Sequence["Case"], settings: "Settings") -> tuple[list["Row"], dict[str, Any]]:
-    """In this process, and everybody in it: the frameworks share nothing but the cores."""
+    """All frameworks in this process, which compete for nothing but the cores."""
     import jax
     from rich.console import Console
 

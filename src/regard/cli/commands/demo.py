@@ -49,7 +49,7 @@ def command(
     console = Console(width=min(WIDTH, Console().width), highlight=False)
     begun = time.monotonic()
     console.print()
-    console.rule("[bold]regard[/] · a translator that shows where it looks")
+    console.rule("[bold]regard[/] · a translator that shows what it attends to")
     console.print(
         f"\nThis takes about {MINUTES} minutes on two cores, most of it to train a model from "
         "scratch."

@@ -77,7 +77,7 @@ def examine() -> dict[str, Any]:
     }
     try:
         found["devices"] = _devices()
-    except Exception as failure:  # JAX could not start what it was told to run on
+    except Exception as failure:  # JAX could not start the platform that it is set to
         lines = [type(failure).__name__, *str(failure).strip().splitlines()[:1]]
         found["devices_failure"] = "JAX cannot start: " + ": ".join(lines)
         return found
@@ -157,7 +157,7 @@ class Extra:
 
 
 def find_extras(requirements: list[str] | None = None) -> list[Extra]:
-    """Looks for every package of every extra.
+    """Finds every package of every extra.
 
     Example:
         >>> (extra, *_) = find_extras(["no-such-package>=1.0; extra == 'cli'"])
@@ -244,13 +244,13 @@ def _backend_rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     from rich.markup import escape
 
     for backend in found["backends"]:
-        told = " ".join(_told(backend))
+        text = " ".join(_findings(backend))
         if backend["name"] == found["first_choice"]:
-            told = f"{told} attend's first choice here."
-        yield _SIGNS[backend["state"]], backend["name"], escape(told)
+            text = f"{text} attend's first choice here."
+        yield _SIGNS[backend["state"]], backend["name"], escape(text)
 
 
-def _told(backend: dict[str, Any]) -> Iterator[str]:
+def _findings(backend: dict[str, Any]) -> Iterator[str]:
     if not backend["probes"]:
         yield backend["refusals"]["dot"] + "."
         return
@@ -277,8 +277,8 @@ def _extra_rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
     for extra in found["extras"]:
         if extra["missing"]:
-            told = f"missing {', '.join(extra['missing'])}. Fix: {extra['fix']}"
-            yield _SIGNS["absent"], extra["name"], escape(told)
+            text = f"missing {', '.join(extra['missing'])}. Fix: {extra['fix']}"
+            yield _SIGNS["absent"], extra["name"], escape(text)
         elif extra["installed"]:
             listed = ", ".join(f"{name} {version}" for name, version in extra["installed"].items())
             yield _SIGNS["works"], extra["name"], escape(listed)

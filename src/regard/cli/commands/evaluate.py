@@ -143,7 +143,7 @@ def _translated(
         sources = [pair.source for pair in pairs]
         found = translate_lines(translator, sources, progress=wait.done, search=search)
         return [
-            Form().told(source, pieces)[0] for source, pieces in zip(sources, found, strict=True)
+            Form().render(source, pieces)[0] for source, pieces in zip(sources, found, strict=True)
         ]
 
 

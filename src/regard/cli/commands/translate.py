@@ -215,7 +215,7 @@ class _Show:
         self.count = self.noted = 0
 
     def __call__(self, source: str, pieces: Pieces) -> None:
-        lines = self.form.lines(self.count, self.form.told(source, pieces))
+        lines = self.form.lines(self.count, self.form.render(source, pieces))
         self.count += 1
         note = next((piece[0].note for piece in pieces if piece[0].note), "")
         if note:

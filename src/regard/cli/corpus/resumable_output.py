@@ -164,8 +164,8 @@ class Parts:
         found = read_manifest(self.out)
         if found is None:
             self._clear()  # first: parts of an earlier job must never stand beside a new manifest
-            told = {"format": FORMAT, "job": self.job}
-            write_atomically(self.folder / MANIFEST, json.dumps(told, indent=1) + "\n")
+            manifest = {"format": FORMAT, "job": self.job}
+            write_atomically(self.folder / MANIFEST, json.dumps(manifest, indent=1) + "\n")
         elif found != self.job:
             raise ValueError(_refusal(self.folder, found, self.job))
 

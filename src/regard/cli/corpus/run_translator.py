@@ -59,11 +59,12 @@ class RunTranslator:
             hurry=not self.whole_batches,
             whole_batches=self.whole_batches,
         )
-        told = {
-            line: self.form.told(line, pieces) for line, pieces in zip(distinct, found, strict=True)
+        rendered = {
+            line: self.form.render(line, pieces)
+            for line, pieces in zip(distinct, found, strict=True)
         }
         return "".join(
             text + "\n"
             for index, line in enumerate(run.lines, run.first)
-            for text in self.form.lines(index, told[line])
+            for text in self.form.lines(index, rendered[line])
         )

@@ -6,7 +6,7 @@ forward.py        online softmax over tiles (Triton lowering, Ampere and later)
 hopper.py         the same for Hopper GPUs (Mosaic GPU lowering)
 backward_wide.py  the backward pass up to d scores
 backward_narrow.py  the whole backward pass, for narrow features
-looking.py        numbers and pictures of the weights, without values
+weight_summary.py summaries and pictures of the weights, without values
 decode_pass.py    few queries, by decode.py: keys split over thread blocks, read where they lie
 tanh_pass.py      the same pooling with tanh in registers; tanh_*.py are its parts
 tile.py           one tile, and how a kernel is run; padding.py, block_shapes.py its arrays, sizes

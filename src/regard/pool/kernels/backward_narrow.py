@@ -25,7 +25,6 @@ from regard.pool.kernels.tile import (
     d_normalized,
     d_weights,
     dot,
-    finish_scores,
     recomputed_weights,
     run_kernel,
 )
@@ -98,8 +97,7 @@ def _d_keys(static: KernelPlan, arrays: dict[str, Array], dtype: Any) -> list[Ar
             rows = pl.ds(iq * blocks.queries, blocks.queries)
             phi, d_out = (plt.load(named[name].at[rows, :]) for name in ("query", "d_out"))
             scores = score.of(psi, phi)
-            scores, slope = finish_scores(static, named, scores, rows, keys, flipped=True)
-            weights, factor = recomputed_weights(
+            weights, factor, slope = recomputed_weights(
                 static, named, scores, rows, keys, flipped=True, masked=masked
             )
             kept, d_kept = d_weights(
@@ -152,8 +150,7 @@ def _d_queries(
             keys = pl.ds(ik * blocks.keys, blocks.keys)
             psi, values = (plt.load(named[name].at[keys, :]) for name in ("key", "value"))
             scores = score.of(phi, psi)
-            scores, slope = finish_scores(static, named, scores, rows, keys, flipped=False)
-            weights, factor = recomputed_weights(
+            weights, factor, slope = recomputed_weights(
                 static, named, scores, rows, keys, flipped=False, masked=masked
             )
             _, d_kept = d_weights(static, named, weights, values, d_out, rows, keys, flipped=False)

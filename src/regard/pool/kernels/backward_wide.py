@@ -18,7 +18,6 @@ from regard.pool.kernels.tile import (
     d_normalized,
     d_weights,
     dot,
-    finish_scores,
     recomputed_weights,
     run_kernel,
     share_of,
@@ -63,8 +62,9 @@ def d_scores(
             d_value, d_bias = carry
             rows = pl.ds(iq * blocks.queries, blocks.queries)
             scores = static.score.tile(named, rows, keys, flipped=True)
-            scores, slope = finish_scores(static, named, scores, rows, keys, flipped=True)
-            weights, factor = recomputed_weights(static, named, scores, rows, keys, flipped=True)
+            weights, factor, slope = recomputed_weights(
+                static, named, scores, rows, keys, flipped=True
+            )
             d_out = plt.load(named["d_out"].at[rows, :])
             kept, d_kept = d_weights(
                 static, named, weights, values, d_out, rows, keys, flipped=True

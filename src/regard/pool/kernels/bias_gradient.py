@@ -24,7 +24,6 @@ from regard.pool.kernels.tile import (
     KernelPlan,
     d_normalized,
     d_weights,
-    finish_scores,
     heads_second,
     recomputed_weights,
     share_of,
@@ -242,8 +241,7 @@ def _run(static: KernelPlan, arrays: dict[str, Array], sums: Sums) -> Array:
                 rows = pl.ds(iq * blocks.queries, blocks.queries)
                 keys = pl.ds(ik * blocks.keys, blocks.keys)
                 scores = static.score.tile(named, rows, keys, flipped=False)
-                scores, slope = finish_scores(static, named, scores, rows, keys, flipped=False)
-                weights, factor = recomputed_weights(
+                weights, factor, slope = recomputed_weights(
                     static, named, scores, rows, keys, flipped=False
                 )
                 values = plt.load(named["value"].at[keys, :])

@@ -51,9 +51,9 @@ TABLE: dict[tuple[str, int, int, int], Blocks] = {
     },
     ("d keys", 32, 64, 64): Blocks(32, 64, 64, 4, 1),
     ("d queries", 32, 64, 64): Blocks(64, 32, 64, 4, 1),
-    # looking.py, compiled for sm_90 without spilled registers, not yet timed.
-    ("looking", 16, 64, 64): Blocks(128, 64, 64, 8, 3),
-    ("looking", 16, 128, 64): Blocks(128, 64, 128, 8, 3),
+    # weight_summary.py, compiled for sm_90 without spilled registers, not yet timed.
+    ("summary", 16, 64, 64): Blocks(128, 64, 64, 8, 3),
+    ("summary", 16, 128, 64): Blocks(128, 64, 128, 8, 3),
     # backward_narrow.py, by the wider of features and values.
     ("d keys", 16, 64, 64): Blocks(128, 64, 64, 4, 2),
     ("d keys", 16, 128, 128): Blocks(64, 128, 128, 8, 3),

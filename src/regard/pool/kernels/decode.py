@@ -8,6 +8,7 @@ zero it, and NaN in padding is never loaded. The forward pass also reads pages o
 by their numbers in a table.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.pool.kernels.forward import LOWEST
+from regard.pool.kernels.forward import add_tile, nothing_pooled
 from regard.pool.kernels.tanh_operands import TWO_LOG2_E
 from regard.pool.kernels.tanh_tile import Float32
 from regard.pool.kernels.tile import (
@@ -27,7 +28,6 @@ from regard.pool.kernels.tile import (
     d_weights,
     dot,
     finish_scores,
-    keep_tile,
     run_kernel,
     share_of,
 )
@@ -40,7 +40,7 @@ class RowScore(Protocol):
         columns: numbers of a stored key.
         width: the same, rounded up to a power of two: columns of a tile.
         sums: shapes of what the backward pass sums over keys; float32.
-        carried: their shapes while a program walks its keys, `summed` at the end.
+        carried: their shapes while a program loops over its keys, `summed` at the end.
     """
 
     @property
@@ -251,28 +251,16 @@ def decode_forward(
         part = pl.program_id(1)
 
         def visit(block: Array, carry: Any) -> Any:
-            out, top, total = carry
             keys = pl.ds(block * static.blocks.keys, static.blocks.keys)
             seen, allowed = _visible(static, named, rows, keys)
             at = keys if static.page is None else _in_pages(static.page, named, keys, seen)
             scores = _score_of(static).scores(named, _load(static, named, "key", at, seen))
             scores, _ = finish_scores(static, named, scores, rows, keys, flipped=False)
             scores = jnp.where(allowed, scores, -jnp.inf)
-            new_top = jnp.maximum(top, scores.max(axis=1))
-            rescale = jnp.exp2(top - new_top)
-            weights = jnp.exp2(scores - new_top[:, None])
-            total = total * rescale + weights.sum(axis=1)
-            keep = keep_tile(static, named, rows, keys, flipped=False)
-            weights = weights if keep is None else jnp.where(keep, weights, 0.0)
-            values = _load(static, named, "value", at, seen, columns)
-            pooled = dot(weights.astype(values.dtype), values, (1, 0), static.precision)
-            return out * rescale[:, None] + pooled, new_top, total
+            values = functools.partial(_load, static, named, "value", at, seen, columns)
+            return add_tile(static, named, carry, scores, values, rows, keys)
 
-        carry = (
-            jnp.zeros((static.T, static.V), jnp.float32),
-            jnp.full((static.T,), LOWEST, jnp.float32),
-            jnp.zeros((static.T,), jnp.float32),
-        )
+        carry = nothing_pooled(static.T, static.V)
         first, last = _visited(static, named)
         out, top, total = lax.fori_loop(*share_of(part, parts, first, last), visit, carry)
         is_stored = jnp.arange(static.T, dtype=jnp.int32) < rows_stored

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.dropout import Draw
+from regard.dropout import Seed
 from regard.mask import Allowed
 from regard.normalize import Softmax
 from regard.pool.backend import Pages, Problem, Request
@@ -34,7 +34,7 @@ from regard.pool.kernels.padding import (
 )
 from regard.pool.kernels.tanh_operands import TWO_LOG2_E
 from regard.pool.kernels.tile import LOG2_E, KernelPlan
-from regard.pool.score_plan import ScorePath, ScorePlan
+from regard.pool.score_plan import Flag, ScorePath, ScorePlan
 from regard.pool.xla_tiles import Operands
 from regard.score.contract import (
     Lift,
@@ -57,7 +57,7 @@ LEAST_STEPS = 4  # blocks of keys that a thread block visits, where all keys tak
 
 
 def takes(request: Request) -> bool:
-    """Whether a call has few queries, and scores and sizes that decode.py knows."""
+    """Whether a call has few queries, and scores and sizes that decode.py supports."""
     axes = request.axes
     if axes.symbolic() or axes.empty() or type(request.normalize) is not Softmax:
         return False
@@ -223,7 +223,7 @@ class DecodePass(KernelDerivatives):
     forced: Blocks | None
     softcap: float | None = None
 
-    def share(self, axes: Axes) -> "DecodePass":
+    def resized(self, axes: Axes) -> "DecodePass":
         return replace(self, axes=axes)
 
     def as_tiles(self, operands: DecodeOperands) -> Operands:
@@ -244,11 +244,7 @@ class DecodePass(KernelDerivatives):
         return Operands(None, None, (query, of_query), (key, of_key), value, operands.bias)
 
     def forward(
-        self,
-        operands: DecodeOperands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
+        self, operands: DecodeOperands, allowed: Allowed, seed: Seed, active: Flag
     ) -> tuple[Array, Array]:
         static, parts = self._static(operands, backward=False)
         arrays = self._arrays(static, operands, allowed, seed)
@@ -261,8 +257,8 @@ class DecodePass(KernelDerivatives):
         self,
         operands: DecodeOperands,
         allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
+        seed: Seed,
+        active: Flag,
         results: tuple[Array, Array, Array],
     ) -> DecodeOperands:
         operands = replace(operands, pages=None)
@@ -373,11 +369,7 @@ class DecodePass(KernelDerivatives):
         return static, max(1, min(parts, steps // LEAST_STEPS))
 
     def _arrays(
-        self,
-        static: KernelPlan,
-        operands: DecodeOperands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
+        self, static: KernelPlan, operands: DecodeOperands, allowed: Allowed, seed: Seed
     ) -> dict[str, Array]:
         """What both kernels read, by name."""
         T, S = static.T, static.S

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.dropout import Draw
+from regard.dropout import Seed
 from regard.mask import Allowed
 from regard.normalize.contract import Normalizer
 from regard.pool.kernels.backward_narrow import Cotangents, backward_narrow
@@ -37,7 +37,9 @@ from regard.pool.kernels.padding import (
     with_delta,
 )
 from regard.pool.kernels.tile import LOG2_E, NO_ENTRY, OF_TOKENS, FeatureScore, KernelPlan
-from regard.pool.xla_tiles import Operands, pad_distances
+from regard.pool.layout import pad_distances
+from regard.pool.score_plan import Flag, Results
+from regard.pool.xla_tiles import Operands
 from regard.score.contract import (
     Expansion,
     Lift,
@@ -67,7 +69,7 @@ class FeatureOperands:
         query_bias: [B, N, T], where a soft cap or the regime can see it; None is zero.
         bias: [B|1, N|1, T|1, S|1]; None is zero.
         distance_bias: the lift's, [1, N|1, T + S - 1]; None is zero.
-        raw_queries: the lift's; hopper.py takes its query and bias. The gradients go by way of the
+        raw_queries: the lift's; hopper.py takes its query and bias. Gradients go through the
             others, so that its own cotangents are 0.
     """
 
@@ -114,7 +116,7 @@ class FeaturePass(KernelDerivatives):
     regime: Normalizer | None = None
     bends: int = 0
 
-    def share(self, axes: Axes) -> "FeaturePass":
+    def resized(self, axes: Axes) -> "FeaturePass":
         return replace(self, axes=axes)
 
     def as_tiles(self, operands: FeatureOperands) -> Operands:
@@ -125,11 +127,7 @@ class FeaturePass(KernelDerivatives):
         return Operands(None, operands.expansion, query, key, operands.value, *biases)
 
     def forward(
-        self,
-        operands: FeatureOperands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
+        self, operands: FeatureOperands, allowed: Allowed, seed: Seed, active: Flag
     ) -> tuple[Array, Any]:
         dtype = self._forward_dtype(operands)
         plain = self.softcap is None and operands.bias is None and self.regime is None
@@ -145,11 +143,7 @@ class FeaturePass(KernelDerivatives):
         return out[:, :, :T, :V], jax.tree.map(lambda stat: stat[:, :, :T], stats)
 
     def prepared(
-        self,
-        operands: FeatureOperands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        kernel: str,
+        self, operands: FeatureOperands, allowed: Allowed, seed: Seed, kernel: str
     ) -> tuple[KernelPlan, dict[str, Array], KernelMask]:
         """What a Triton-lowered kernel of the forward pass takes, without bounds; in the caller's
         layout where rows are features.
@@ -176,9 +170,9 @@ class FeaturePass(KernelDerivatives):
         self,
         operands: FeatureOperands,
         allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        seed: Seed,
+        active: Flag,
+        results: Results,
     ) -> FeatureOperands:
         narrow = self._narrow_blocks(operands)
         static, sizes = self._static(operands, "backward", narrow)
@@ -375,7 +369,7 @@ class FeaturePass(KernelDerivatives):
         direction: str,
         narrow: tuple[Blocks, Blocks] | None = None,
     ) -> tuple[KernelPlan, tuple[int, int]]:
-        """What the Triton-lowered kernels need to know, and the padded T and S."""
+        """The arguments of the Triton-lowered kernels, and the padded T and S."""
         axes, width = self.axes, operands.width()
         picked = self.forced or pick_blocks(direction, width, axes.V, self.dtype)
         if self.regime is not None and self.forced is None:  # its pieces take registers
@@ -427,7 +421,7 @@ class FeaturePass(KernelDerivatives):
         psi: Array,
         operands: FeatureOperands,
         mask: KernelMask,
-        seed: Array | Draw | None,
+        seed: Seed,
     ) -> dict[str, Array]:
         """What kernels read, by name, but for their bounds."""
         assert isinstance(static.score, FeatureScore)
@@ -472,9 +466,7 @@ def _cut(found: Array | None, size: int, like: Array | None) -> Array | None:
     return found[:, :, :size].astype(like.dtype)
 
 
-def zeroes_values(
-    device: str, dtypes: tuple[Any, Any], allowed: Allowed, seed: Array | Draw | None
-) -> bool:
+def zeroes_values(device: str, dtypes: tuple[Any, Any], allowed: Allowed, seed: Seed) -> bool:
     """Whether a forward pass itself zeroes the values that every query masks: hopper.py does, where
     these lie past every query's end.
 
@@ -484,9 +476,7 @@ def zeroes_values(
     return allowed.start is None and _fits_hopper(device, dtypes, allowed, seed)
 
 
-def _fits_hopper(
-    device: str, dtypes: tuple[Any, Any], allowed: Allowed, seed: Array | Draw | None
-) -> bool:
+def _fits_hopper(device: str, dtypes: tuple[Any, Any], allowed: Allowed, seed: Seed) -> bool:
     """16-bit numbers, ranges and no other mask, no dropout; forward.py does the rest."""
     half = all(dtype in (jnp.bfloat16, jnp.float16) for dtype in dtypes)
     ranges_only = not allowed.segment_ids and not allowed.arrays

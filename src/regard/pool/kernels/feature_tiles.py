@@ -10,12 +10,13 @@ from typing import Any, cast
 import jax.numpy as jnp
 from jax import Array
 
-from regard.dropout import Draw
+from regard.dropout import Seed
 from regard.mask import Allowed
 from regard.pool.backend import Problem
 from regard.pool.kernels.block_shapes import Blocks
 from regard.pool.kernels.feature_pass import FeatureOperands, FeaturePass
 from regard.pool.kernels.tile import LOG2_E
+from regard.pool.score_plan import Flag, Results
 from regard.pool.xla_tiles import Operands
 from regard.shapes import Axes
 
@@ -39,11 +40,11 @@ class FeatureTiles:
 
     @property
     def checks_varying(self) -> bool:
-        """JAX's interpreter of kernels does not know what varies over a mesh."""
+        """False in interpret mode, which does not track what varies over a mesh."""
         return self.kernel.device != "interpret"
 
     def forward(
-        self, operands: Operands, allowed: Allowed, seed: Array | Draw | None, active: Array | None
+        self, operands: Operands, allowed: Allowed, seed: Seed, active: Flag
     ) -> tuple[Array, Any]:
         """Output [B, N, T, V], and Softmax's statistics: the largest score and the sum, [B, N, T].
 
@@ -55,12 +56,7 @@ class FeatureTiles:
         return out, (jnp.where(empty, lowest, lse / LOG2_E), jnp.where(empty, 0.0, 1.0))
 
     def backward(
-        self,
-        operands: Operands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        self, operands: Operands, allowed: Allowed, seed: Seed, active: Flag, results: Results
     ) -> Operands:
         """Cotangents, from (d out, delta, the statistics over all parts)."""
         d_out, delta, (top, total) = results

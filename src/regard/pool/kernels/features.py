@@ -15,9 +15,8 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.placement import kernel_result, vary_as
 from regard.pool.kernels import narrow_features
-from regard.pool.kernels.program_rows import grid, lanes_of, program, whole
+from regard.pool.kernels.program_rows import lanes_of, program, run_rows
 from regard.score.contract import Expansion, repeat_heads
 from regard.score.narrow_features import NarrowExpansion
 from regard.score.sine_features import SineExpansion
@@ -89,18 +88,8 @@ def _sine_features(
                 plt.store(features.at[at, where], part.astype(static.dtype))
 
     inputs = [rows, frequency, shift] + ([] if amplitude is None else [amplitude])
-    inputs = vary_as(inputs, inputs)
-    shape = (*rows.shape[:3], 2 * terms * h)
-    return pl.pallas_call(
-        kernel,
-        grid=grid(rows, ROWS),
-        in_specs=[whole(array.shape, rows.shape[1]) for array in inputs],
-        out_specs=whole(shape, rows.shape[1]),
-        out_shape=kernel_result(shape, static.dtype, inputs),
-        compiler_params=plt.CompilerParams(num_warps=4),
-        interpret=static.interpret,
-        name="regard_features",
-    )(*inputs)
+    result = ((*rows.shape[:3], 2 * terms * h), static.dtype)
+    return run_rows(kernel, rows, ROWS, inputs, [result], static.interpret, "regard_features")[0]
 
 
 def _forward(
@@ -140,20 +129,13 @@ def _backward(
         plt.store(more[-1 if amplitude is None else 1].at[at, lanes], d_angle * turn)
 
     inputs = [d_features, rows, frequency, shift] + ([] if amplitude is None else [amplitude])
-    inputs = vary_as(inputs, inputs)
     shapes = [rows.shape]
     if amplitude is not None:
         shapes.append((*rows.shape[:2], blocks * terms, h))
-    d_rows, *d_factors = pl.pallas_call(
-        kernel,
-        grid=grid(rows, ROWS),
-        in_specs=[whole(array.shape, rows.shape[1]) for array in inputs],
-        out_specs=[whole(shape, rows.shape[1]) for shape in shapes],
-        out_shape=[kernel_result(shape, jnp.float32, inputs) for shape in shapes],
-        compiler_params=plt.CompilerParams(num_warps=4),
-        interpret=static.interpret,
-        name="regard_d_features",
-    )(*inputs)
+    results = [(shape, jnp.float32) for shape in shapes]
+    d_rows, *d_factors = run_rows(
+        kernel, rows, ROWS, inputs, results, static.interpret, "regard_d_features"
+    )
     d_amplitude = None
     if amplitude is not None:
         d_amplitude = d_factors[0].reshape(*rows.shape[:2], blocks, terms, h).sum(2)

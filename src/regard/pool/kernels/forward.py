@@ -51,29 +51,17 @@ def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Any]:
         rows = pl.ds(block * blocks.queries, blocks.queries)
 
         def visit(ik: Array, carry: Any, masked: bool) -> Any:
-            out, top, total = carry
             keys = pl.ds(ik * blocks.keys, blocks.keys)
             scores = static.score.tile(named, rows, keys, flipped=False)
             scores, _ = finish_scores(static, named, scores, rows, keys, flipped=False)
             allowed = allowed_tile(named, rows, keys, flipped=False) if masked else None
             if allowed is not None:
                 scores = jnp.where(allowed, scores, -jnp.inf)
-            new_top = jnp.maximum(top, scores.max(axis=1))
-            rescale = jnp.exp2(top - new_top)
-            weights = jnp.exp2(scores - new_top[:, None])
-            total = total * rescale + weights.sum(axis=1)
-            keep = keep_tile(static, named, rows, keys, flipped=False)
-            weights = weights if keep is None else jnp.where(keep, weights, 0.0)
-            values = plt.load(named["value"].at[keys, :])
-            pooled = dot(weights.astype(values.dtype), values, (1, 0), static.precision)
-            return out * rescale[:, None] + pooled, new_top, total
+            values = lambda: plt.load(named["value"].at[keys, :])  # noqa: E731
+            return add_tile(static, named, carry, scores, values, rows, keys)
 
         low, full_low, full_high, high = visits(named, block)
-        carry = (
-            jnp.zeros((blocks.queries, static.V), jnp.float32),
-            jnp.full((blocks.queries,), LOWEST, jnp.float32),
-            jnp.zeros((blocks.queries,), jnp.float32),
-        )
+        carry = nothing_pooled(blocks.queries, static.V)
         if masked_before(named):
             carry = lax.fori_loop(low, full_low, lambda i, c: visit(i, c, True), carry)
         carry = lax.fori_loop(full_low, full_high, lambda i, c: visit(i, c, False), carry)
@@ -91,6 +79,42 @@ def forward(static: KernelPlan, arrays: dict[str, Array]) -> tuple[Array, Any]:
     programs = static.T // blocks.queries
     out, lse = run_kernel(static, kernel, arrays, programs, results, "regard_forward")
     return out, lse
+
+
+def nothing_pooled(rows: int, width: int) -> tuple[Array, Array, Array]:
+    """What online softmax starts from: the output, the running maximum and the sum, per query."""
+    return (
+        jnp.zeros((rows, width), jnp.float32),
+        jnp.full((rows,), LOWEST, jnp.float32),
+        jnp.zeros((rows,), jnp.float32),
+    )
+
+
+def add_tile(
+    static: KernelPlan,
+    named: dict[str, Any],
+    pooled: tuple[Array, Array, Array],
+    scores: Array,
+    values: Callable[[], Array],
+    rows: Any,
+    keys: Any,
+) -> tuple[Array, Array, Array]:
+    """Online softmax: what is pooled so far, and one more tile.
+
+    Args:
+        scores: in units of log2, -inf where masked.
+        values: loads them, [keys, V], after the weights are computed.
+    """
+    out, top, total = pooled
+    new_top = jnp.maximum(top, scores.max(axis=1))
+    rescale = jnp.exp2(top - new_top)
+    weights = jnp.exp2(scores - new_top[:, None])
+    total = total * rescale + weights.sum(axis=1)
+    keep = keep_tile(static, named, rows, keys, flipped=False)
+    weights = weights if keep is None else jnp.where(keep, weights, 0.0)
+    loaded = values()
+    added = dot(weights.astype(loaded.dtype), loaded, (1, 0), static.precision)
+    return out * rescale[:, None] + added, new_top, total
 
 
 def masked_before(named: dict[str, Any]) -> bool:

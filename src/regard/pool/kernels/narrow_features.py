@@ -14,13 +14,12 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.placement import kernel_result, vary_as
-from regard.pool.kernels.program_rows import grid, lanes_of, program, whole
+from regard.pool.kernels.program_rows import lanes_of, program, run_rows
 from regard.score.narrow_features import NarrowExpansion
 
 # Rows of one program: each coefficient that it loads serves all of them. In the forward pass as
 # many as leave no register spilled, compiled for sm_90: WIDE of up to MOST_FEATURES. The backward
-# pass loads less for each product, and hides what it waits for behind other programs.
+# pass loads less for each product, and other programs run while it waits for loads.
 ROWS, WIDE, MOST_FEATURES = 16, 32, 8
 BACKWARD_ROWS, BACKWARD_UNROLLED = 8, 3  # one H200, [8, 4096, 64]: 53 µs, and 112 µs of 16 by 1
 
@@ -90,18 +89,10 @@ def _features(static: _Static, rows: Array, tables: _Tables, amplitude: Array | 
             plt.store(out.at[at, where], total.astype(static.dtype))
 
     inputs = [rows, *tables] + ([] if amplitude is None else [amplitude])
-    inputs = vary_as(inputs, inputs)
-    shape = (*rows.shape[:3], static.rank * h)
-    return pl.pallas_call(
-        kernel,
-        grid=grid(rows, block),
-        in_specs=[whole(array.shape, rows.shape[1]) for array in inputs],
-        out_specs=whole(shape, rows.shape[1]),
-        out_shape=kernel_result(shape, static.dtype, inputs),
-        compiler_params=plt.CompilerParams(num_warps=4),
-        interpret=static.interpret,
-        name="regard_narrow_features",
-    )(*inputs)
+    result = ((*rows.shape[:3], static.rank * h), static.dtype)
+    return run_rows(
+        kernel, rows, block, inputs, [result], static.interpret, "regard_narrow_features"
+    )[0]
 
 
 def _forward(static: _Static, rows: Array, tables: _Tables, amplitude: Array | None) -> Any:
@@ -140,18 +131,11 @@ def _backward(static: _Static, residuals: Any, d_features: Array) -> Any:
         plt.store(d_rows_ref.at[at, lanes], d_x)
 
     inputs = [d_features, rows, *tables] + ([] if amplitude is None else [amplitude])
-    inputs = vary_as(inputs, inputs)
     shapes = [rows.shape] + ([] if amplitude is None else [(B, N, blocks, h)])
-    d_rows, *d_amplitude = pl.pallas_call(
-        kernel,
-        grid=grid(rows, BACKWARD_ROWS),
-        in_specs=[whole(array.shape, N) for array in inputs],
-        out_specs=[whole(shape, N) for shape in shapes],
-        out_shape=[kernel_result(shape, jnp.float32, inputs) for shape in shapes],
-        compiler_params=plt.CompilerParams(num_warps=4),
-        interpret=static.interpret,
-        name="regard_d_narrow_features",
-    )(*inputs)
+    results = [(shape, jnp.float32) for shape in shapes]
+    d_rows, *d_amplitude = run_rows(
+        kernel, rows, BACKWARD_ROWS, inputs, results, static.interpret, "regard_d_narrow_features"
+    )
     zeros = jax.tree.map(jnp.zeros_like, tables)
     if amplitude is None:
         return d_rows.astype(rows.dtype), zeros, None

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from regard.dropout import Draw, first_rows, key_words, row_words
+from regard.dropout import Draw, Seed, first_rows, key_words, row_words
 from regard.mask import Allowed
 from regard.normalize import Softmax
 from regard.normalize.contract import Normalizer
 from regard.placement import current_platform, vary_as
 from regard.pool.blockwise import TiledPass
 from regard.pool.kernels.tile import LOG2_E, KernelPlan
+from regard.pool.score_plan import Results, row_delta
 from regard.pool.tile import kernel_bounds, query_bounds
 from regard.pool.xla_tiles import Operands
 from regard.shapes import Axes
@@ -63,7 +64,7 @@ class KernelMask(NamedTuple):
     table: Array | None
 
     def arrays(self) -> dict[str, Array]:
-        """By the names that kernels know."""
+        """By the names that kernels read them by."""
         named = dict(start=self.start, end=self.end, keys_taken=self.keys, table=self.table)
         for i, (query_ids, key_ids) in enumerate(self.ids):
             named |= {f"query_ids{i}": query_ids, f"key_ids{i}": key_ids}
@@ -114,16 +115,12 @@ def pad_mask(allowed: Allowed, axes: Axes, T: int, S: int) -> KernelMask:
     return KernelMask(rows(start), rows(end), ids, keys, table)
 
 
-def pad_results(
-    static: KernelPlan, results: tuple[Array, Array, Any], dtype: Any
-) -> dict[str, Array]:
+def pad_results(static: KernelPlan, results: Results, dtype: Any) -> dict[str, Array]:
     """What the backward pass reads per query, by name: from (d out, out, log2-sum-exp2 or stats).
 
     Instead of the output, sum_v d_out · out, [B, N, T], is enough.
     """
-    d_out, delta, stats = results
-    if delta.ndim == d_out.ndim:
-        delta = jnp.sum(d_out.astype(jnp.float32) * delta.astype(jnp.float32), -1)
+    (d_out, _, stats), delta = results, row_delta(results, jnp.float32)
     if static.regime is not None and static.regime.delta != "output":
         delta = jnp.zeros_like(delta)
     found = dict(
@@ -149,7 +146,7 @@ def with_delta(static: KernelPlan, arrays: dict[str, Array], mask: KernelMask) -
     return arrays | dict(delta=regime_delta(whole, arrays | {"bounds": bounds}, static.regime))
 
 
-def pad_dropout(seed: Array | Draw | None, axes: Axes, T: int, S: int) -> dict[str, Array]:
+def pad_dropout(seed: Seed, axes: Axes, T: int, S: int) -> dict[str, Array]:
     """The words of rows, [B, N, T], and of keys, [1, 1, S]; by name. Nothing without dropout."""
     if seed is None:
         return {}

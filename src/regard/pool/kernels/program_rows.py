@@ -1,9 +1,45 @@
 """Which rows and hidden units a program of the feature kernels has."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import Array
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from regard.placement import kernel_result, vary_as
+
+
+def run_rows(
+    kernel: Callable[..., None],
+    rows: Array,
+    block: int,
+    inputs: Sequence[Array],
+    results: Sequence[tuple[tuple[int, ...], Any]],
+    interpret: bool,
+    name: str,
+) -> list[Array]:
+    """Runs a kernel on every block of rows, of [B, N, T, h]: see `program`.
+
+    Args:
+        results: shape, [B, N, ...], and dtype of each.
+    """
+    inputs = vary_as(list(inputs), inputs)
+    read, write = (
+        [whole(shape, rows.shape[1]) for shape in shapes]
+        for shapes in ([array.shape for array in inputs], [shape for shape, _ in results])
+    )
+    found: list[Array] = pl.pallas_call(
+        kernel,
+        grid=grid(rows, block),
+        in_specs=read,
+        out_specs=write,
+        out_shape=[kernel_result(shape, dtype, inputs) for shape, dtype in results],
+        compiler_params=plt.CompilerParams(num_warps=4),
+        interpret=interpret,
+        name=name,
+    )(*inputs)
+    return found
 
 
 def lanes_of(size: int) -> int:

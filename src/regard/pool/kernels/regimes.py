@@ -2,8 +2,8 @@
 
 A regime is defined in pieces that see one tile of keys at a time (normalize/contract.py), in
 operations that lower to a kernel as well as to XLA. The forward pass is here, and the sum that some
-regimes' backward pass needs first; backward_narrow.py and backward_wide.py do the rest by `recall`
-and `slope`. Softmax has a form of its own (forward.py), in powers of two.
+regimes' backward pass needs first; backward_narrow.py and backward_wide.py do the rest by
+`recompute` and `slope`. Softmax has a form of its own (forward.py), in powers of two.
 """
 
 from collections.abc import Callable

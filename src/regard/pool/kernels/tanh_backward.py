@@ -1,6 +1,6 @@
 """From d scores to d x, d y and d w: d x = 4 w sum_s g r (1 - r), d w = sum_ts g (1 - 2 r).
 
-r = 1 / (1 + e^2x e^2y), g = d scores, a stripe of queries at a time. tanh_walk.py has the kernel,
+r = 1 / (1 + e^2x e^2y), g = d scores, a stripe of queries at a time. tanh_sums.py has the kernel,
 run once per side; here are its operands: exponentials, padding, and which part of g is read.
 """
 
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from regard.pool.kernels.block_shapes import pick_parts
 from regard.pool.kernels.tanh_operands import NORMAL, blocked, exponents
-from regard.pool.kernels.tanh_walk import PAIR, WalkBlocks, walk
+from regard.pool.kernels.tanh_sums import PAIR, SumBlocks, tanh_sums
 
 
 def d_projected(
@@ -21,7 +21,7 @@ def d_projected(
     *,
     visits: Int[Array, "E blocks 2"] | None = None,
     keys_first: bool = False,
-    blocks: WalkBlocks = WalkBlocks(),
+    blocks: SumBlocks = SumBlocks(),
     interpret: bool = False,
 ) -> tuple[Float[Array, "E q h"], Float[Array, "E S h"], Float[Array, "E h"]]:
     """The gradient of sum_h w_h tanh(x_h + y_h) for a stripe of d scores.
@@ -50,21 +50,21 @@ def d_projected(
     size = -(-q // visits.shape[1])
     x, y, in_reach = _sides(x, y)
 
-    def sums(g: Array, walked: Array, kept: Array, bounds: Array, value: bool) -> list[Array]:
+    def sums(g: Array, streamed: Array, kept: Array, bounds: Array, value: bool) -> list[Array]:
         """sum g r (1 - r), and with `value` sum g r: [E, kept, h]."""
-        g = _pad(g, blocks.walked, blocks.kept)
-        walked = blocked(walked, blocks.walked, blocks.units)
+        g = _pad(g, blocks.streamed, blocks.kept)
+        streamed = blocked(streamed, blocks.streamed, blocks.units)
         kept = blocked(kept, blocks.kept, blocks.units)
         programs = E * kept.shape[1] * (kept.shape[2] // blocks.units)
-        found = walk(
+        found = tanh_sums(
             g,
-            walked,
+            streamed,
             kept,
             bounds,
             in_reach,
             value=value,
             blocks=blocks,
-            parts=pick_parts(programs, blocks.warps, walked.shape[1]),
+            parts=pick_parts(programs, blocks.warps, streamed.shape[1]),
             interpret=interpret,
         )  # [E, blocks, h, block]
         return [jnp.swapaxes(part, 2, 3).reshape(E, g.shape[2], -1) for part in found]
@@ -103,14 +103,14 @@ def _pad(g: Array, rows: int, columns: int) -> Array:
     return jnp.pad(g, ((0, 0), (0, -height % rows), (0, -width % columns)))
 
 
-def _steps(visits: Array, span: int, size: int, blocks: WalkBlocks) -> Int[Array, "E blocks 2"]:
-    """From spans of kept tokens to blocks of them, and from walked tokens to steps."""
+def _steps(visits: Array, span: int, size: int, blocks: SumBlocks) -> Int[Array, "E blocks 2"]:
+    """From spans of kept tokens to blocks of them, and from streamed tokens to steps."""
     count = -(-size // blocks.kept)
     tokens = jnp.repeat(visits, span, axis=1)[:, :size]  # [E, kept, 2]
     tokens = jnp.pad(tokens, ((0, 0), (0, count * blocks.kept - size), (0, 0)), mode="edge")
     tokens = tokens.reshape(tokens.shape[0], count, blocks.kept, 2)
-    low = tokens[..., 0].min(-1) // blocks.walked
-    high = -(-tokens[..., 1].max(-1) // blocks.walked)
+    low = tokens[..., 0].min(-1) // blocks.streamed
+    high = -(-tokens[..., 1].max(-1) // blocks.streamed)
     return jnp.stack([low, jnp.maximum(low, high)], axis=-1).astype(jnp.int32)
 
 

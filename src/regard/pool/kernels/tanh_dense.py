@@ -15,16 +15,17 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from regard.dropout import Draw, is_kept
+from regard.dropout import Seed, is_kept
 from regard.mask import Allowed
 from regard.placement import kernel_result, vary_as
 from regard.pool.kernels.padding import pad_dropout, round_up
 from regard.pool.kernels.tanh_backward import d_projected
 from regard.pool.kernels.tanh_operands import STEP, tanh_operands
 from regard.pool.kernels.tanh_pass import TanhOperands, TanhPass, _centered, _heads_as_examples
+from regard.pool.kernels.tanh_sums import SumBlocks
 from regard.pool.kernels.tanh_tile import tanh_scores
-from regard.pool.kernels.tanh_walk import WalkBlocks
 from regard.pool.kernels.tile import LOG2_E
+from regard.pool.score_plan import Flag, Results, row_delta
 from regard.score.contract import matmul_precision, repeat_heads
 from regard.shapes import Axes
 
@@ -43,11 +44,7 @@ class DenseTanhPass(TanhPass):
     """`TanhPass` for short sequences and softmax."""
 
     def forward(
-        self,
-        operands: TanhOperands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
+        self, operands: TanhOperands, allowed: Allowed, seed: Seed, active: Flag
     ) -> tuple[Array, Any]:
         scores, _ = self._scores(operands, allowed)
         top = scores.max(-1)
@@ -61,16 +58,9 @@ class DenseTanhPass(TanhPass):
         return (out / total[..., None]).astype(operands.value.dtype), lse
 
     def backward(
-        self,
-        operands: TanhOperands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        self, operands: TanhOperands, allowed: Allowed, seed: Seed, active: Flag, results: Results
     ) -> TanhOperands:
-        d_out, delta, stats = results
-        if delta.ndim == d_out.ndim:
-            delta = jnp.sum(d_out.astype(jnp.float32) * delta.astype(jnp.float32), -1)
+        (d_out, _, stats), delta = results, row_delta(results, jnp.float32)
         scores, slope = self._scores(operands, allowed)
         lse = jnp.where(stats == -jnp.inf, jnp.inf, self.log_sum(stats))  # an empty row: no weight
         weights = jnp.exp(scores - lse[..., None])
@@ -92,13 +82,13 @@ class DenseTanhPass(TanhPass):
         axes, rows = self.axes, _centered(operands)
         hidden = rows.vector.shape[-1]
         vector = jnp.broadcast_to(rows.vector, (axes.B, axes.N, hidden)).reshape(-1, hidden)
-        kept = min(WalkBlocks.kept, round_up(max(axes.T, axes.S), 32, power=True))
+        kept = min(SumBlocks.kept, round_up(max(axes.T, axes.S), 32, power=True))
         d_x, d_y, d_vector = d_projected(
             _heads_as_examples(d_scores),
             _heads_as_examples(rows.x),
             _heads_as_examples(repeat_heads(rows.y, rows.x)),
             vector,
-            blocks=WalkBlocks(kept=kept),
+            blocks=SumBlocks(kept=kept),
             interpret=self.interpret,
         )
 
@@ -130,7 +120,7 @@ class DenseTanhPass(TanhPass):
         taken = allowed.dense(self.axes)
         return (scores if taken is None else jnp.where(taken, scores, -jnp.inf)), slope
 
-    def _kept(self, weights: Array, seed: Array | Draw | None) -> Array:
+    def _kept(self, weights: Array, seed: Seed) -> Array:
         """After dropout."""
         if seed is None:
             return weights

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from regard.dropout import Draw
+from regard.dropout import Seed
 from regard.mask import Allowed
 from regard.normalize.contract import Normalizer
 from regard.pool.kernels.backward_wide import d_scores
@@ -35,6 +35,7 @@ from regard.pool.kernels.tanh_backward import d_projected
 from regard.pool.kernels.tanh_operands import tanh_operands
 from regard.pool.kernels.tanh_tile import TanhScore
 from regard.pool.kernels.tile import LOG2_E, KernelPlan
+from regard.pool.score_plan import Flag, Results
 from regard.pool.xla_tiles import Operands
 from regard.score.contract import Score, matmul_precision, repeat_heads
 from regard.shapes import Axes
@@ -89,7 +90,7 @@ class TanhPass(KernelDerivatives):
     softcap: float | None = None
     regime: Normalizer | None = None
 
-    def share(self, axes: Axes) -> "TanhPass":
+    def resized(self, axes: Axes) -> "TanhPass":
         return replace(self, axes=axes)
 
     def as_tiles(self, operands: TanhOperands) -> Operands:
@@ -97,11 +98,7 @@ class TanhPass(KernelDerivatives):
         return Operands(operands.score, None, rows, keys, operands.value, operands.bias)
 
     def forward(
-        self,
-        operands: TanhOperands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
+        self, operands: TanhOperands, allowed: Allowed, seed: Seed, active: Flag
     ) -> tuple[Array, Any]:
         static = self._static(operands, backward=False)
         arrays = self._arrays(static, _centered(operands), allowed, seed)
@@ -110,12 +107,7 @@ class TanhPass(KernelDerivatives):
         return out[:, :, :T, :V], jax.tree.map(lambda stat: stat[:, :, :T], stats)
 
     def backward(
-        self,
-        operands: TanhOperands,
-        allowed: Allowed,
-        seed: Array | Draw | None,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        self, operands: TanhOperands, allowed: Allowed, seed: Seed, active: Flag, results: Results
     ) -> TanhOperands:
         rows, axes = operands, self.axes
         static, centered = self._static(rows, backward=True), _centered(rows)
@@ -193,7 +185,7 @@ class TanhPass(KernelDerivatives):
         )
 
     def _arrays(
-        self, static: KernelPlan, rows: TanhOperands, allowed: Allowed, seed: Array | Draw | None
+        self, static: KernelPlan, rows: TanhOperands, allowed: Allowed, seed: Seed
     ) -> dict[str, Array]:
         """What kernels read, by name."""
         T, S, blocks = static.T, static.S, static.blocks

@@ -34,7 +34,7 @@ class Float32:
 
     XLA's Triton lowering keeps a * b + c as two instructions, and surrounds a division or an
     exponential with code for subnormal numbers, which do not occur here. Interpret mode, which
-    knows no PTX, gets the plain expression. Relative errors: 2^-24 for `fma`, 2^-22 for the
+    has no PTX, gets the plain expression. Relative errors: 2^-24 for `fma`, 2^-22 for the
     other two.
     """
 
@@ -103,7 +103,6 @@ def tanh_scores(
     keys: Any,
     *,
     group: int = 3,
-    step: int = STEP,
     flipped: bool = False,
     interpret: bool = False,
 ) -> Array:
@@ -119,7 +118,6 @@ def tanh_scores(
         terms_ref: [h + 8].
         rows, keys: `pl.ds` of queries and of keys, whole blocks.
         group: hidden units that share a reciprocal, 1 to 4, the one given to `operands`.
-        step: hidden units per round of the loop, a divisor of STEP.
         interpret: whether the kernel runs in interpret mode.
     """
     hidden = query_ref.shape[1]
@@ -153,7 +151,7 @@ def tanh_scores(
     constant, factor, in_reach = (terms_ref[hidden + i] for i in range(3))
     total = lax.cond(
         in_reach > 0.0,
-        lambda zero: sum_of_inverses(by_product, zero, step, group),
+        lambda zero: sum_of_inverses(by_product, zero, STEP, group),
         lambda zero: sum_of_inverses(by_sum, zero, 2, 2),  # short, for the sake of registers
         _zeros(down, across, interpret),
     )

@@ -307,10 +307,13 @@ def _bias_tile(bias: Any, rows: Any, keys: Any, flipped: bool) -> Array:
 
 
 class Recomputed(NamedTuple):
-    """The weights of a tile, and the factor of their derivative: the same for softmax."""
+    """The weights of a tile, the factor of their derivative (the same for softmax), and the slope
+    of the soft cap (None: 1).
+    """
 
     weights: Array
-    slope: Array
+    factor: Array
+    slope: Array | None
 
 
 def recomputed_weights(
@@ -326,9 +329,10 @@ def recomputed_weights(
     """2^(scores - lse), or by the regime's stats; 0 for pairs that take no part.
 
     Args:
-        scores: finished.
+        scores: as `TileScore.tile` makes them.
         masked: False where every pair of the tile takes part.
     """
+    scores, cap_slope = finish_scores(static, refs, scores, rows, keys, flipped=flipped)
     allowed = allowed_tile(refs, rows, keys, flipped) if masked else None
     if static.regime is not None:
         natural, allowed = _natural(scores, allowed)
@@ -336,15 +340,15 @@ def recomputed_weights(
         stats = tuple(_along(plt.load(refs[name].at[rows]), flipped) for name in names)
         index = _along(keys.start + jnp.arange(keys.size, dtype=jnp.int32), not flipped)
         tile = (stats, natural, allowed, index)
-        return Recomputed(static.regime.recall(*tile), static.regime.slope(*tile))
+        return Recomputed(static.regime.recompute(*tile), static.regime.slope(*tile), cap_slope)
     lse = plt.load(refs["lse"].at[rows])
     if allowed is None:
         weights = jnp.exp2(scores - _along(lse, flipped))
-        return Recomputed(weights, weights)
+        return Recomputed(weights, weights, cap_slope)
     non_empty = lse > -jnp.inf  # an empty row has no weights
     weights = jnp.exp2(scores - _along(jnp.where(non_empty, lse, 0.0), flipped))
     weights = jnp.where(allowed & _along(non_empty, flipped), weights, 0.0)
-    return Recomputed(weights, weights)
+    return Recomputed(weights, weights, cap_slope)
 
 
 def visible_scores(
@@ -401,8 +405,7 @@ def d_normalized(
     """d scores before a soft cap, in natural units: slope · factor · (d weights - delta).
 
     Args:
-        factor: of `Recomputed`, its slope.
-        slope: of the soft cap.
+        factor, slope: of `Recomputed`.
     """
     found = factor * (d_weights - _along(plt.load(refs["delta"].at[rows]), flipped))
     return found if slope is None else found * slope
@@ -426,7 +429,7 @@ def run_kernel(
 
     Args:
         programs: per head; numbered by the grid's first axis, or with `heads_first` its second, so
-            that thread blocks of one time read neighboring heads of the same tokens.
+            that concurrent thread blocks read neighboring heads of the same tokens.
         results: shape and dtype of each result for one head; they come back [B, N, *shape], or,
             with `tokens_first`, those of rank 4 with their second and third axis swapped.
     """

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.mask import Allowed
+from regard.pool.score_plan import Flag, Results, row_delta
 from regard.score.contract import accumulation_dtype
 from regard.shapes import Axes
 
@@ -29,8 +30,8 @@ class WideValues:
     def axes(self) -> Axes:
         return self.whole.axes
 
-    def share(self, axes: Axes) -> "WideValues":
-        return WideValues(self.whole.share(axes))
+    def resized(self, axes: Axes) -> "WideValues":
+        return WideValues(self.whole.resized(axes))
 
     def forward(self, operands: Any, *more: Any) -> tuple[Array, Any]:
         found = [
@@ -40,22 +41,15 @@ class WideValues:
         return jnp.concatenate([out for out, _ in found], axis=-1), found[0][1]
 
     def backward(
-        self,
-        operands: Any,
-        allowed: Allowed,
-        seed: Any,
-        active: Array | None,
-        results: tuple[Array, Array, Any],
+        self, operands: Any, allowed: Allowed, seed: Any, active: Flag, results: Results
     ) -> Any:
-        d_out, delta, lse = results
-        if delta.ndim == d_out.ndim:
-            delta = jnp.sum(d_out.astype(jnp.float32) * delta.astype(jnp.float32), -1)
+        (d_out, _, lse), delta = results, row_delta(results, jnp.float32)
         found = []
         for columns in self._columns():
             part = (d_out[..., columns], delta, lse)
             given = _with_values(operands, columns)
             found.append(self._part(columns).backward(given, allowed, seed, active, part))
-            delta = jnp.zeros_like(delta)  # the whole of it counts once
+            delta = jnp.zeros_like(delta)  # delta counts once, not once per part
         d_value = jnp.concatenate([part.value for part in found], axis=-1)
         found = [replace(part, value=None) for part in found]
 
@@ -77,7 +71,7 @@ class WideValues:
         return [slice(first, min(first + WIDEST, V)) for first in range(0, V, WIDEST)]
 
     def _part(self, columns: slice) -> Any:
-        return self.whole.share(replace(self.axes, V=columns.stop - columns.start))
+        return self.whole.resized(replace(self.axes, V=columns.stop - columns.start))
 
 
 def _with_values(operands: Any, columns: slice) -> Any:

@@ -35,7 +35,7 @@ class _Notes:
     Attributes:
         token: of each hypothesis that lived on.
         parent: which hypothesis of the step before it extended.
-        weights: where each hypothesis *of the step before* looked.
+        weights: the attention of each hypothesis *of the step before*.
     """
 
     token: Array
@@ -351,7 +351,7 @@ def _read_out(notes: _Notes, finished: _Finished, n_best: int) -> Hypotheses:
     )
 
     def back(hypothesis: Array, noted: tuple[Array, _Notes]) -> tuple[Array, tuple[Array, Array]]:
-        """`hypothesis` is whom the step after this one extended."""
+        """`hypothesis` is the one that the step after this one extended."""
         step, note = noted
         is_end, before_end = end == step, end > step
         token = jnp.take_along_axis(note.token, hypothesis, axis=1)

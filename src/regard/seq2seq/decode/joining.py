@@ -13,9 +13,9 @@ from regard.seq2seq.text.words import Words
 
 @dataclass(frozen=True)
 class Part:
-    """The tokens [start, stop) of the reading with some number."""
+    """The tokens [start, stop) of the variant with some number."""
 
-    reading: int
+    variant: int
     start: int
     stop: int
 
@@ -39,11 +39,11 @@ class Written:
 
 @dataclass(frozen=True)
 class Draft:
-    """A translation of one reading of a text.
+    """A translation of one variant of a text.
 
     Attributes:
         split: its words.
-        weights: [target words, source words of the reading].
+        weights: [target words, source words of the variant].
         score, log_prob: of all its parts together.
     """
 
@@ -60,13 +60,13 @@ def joined(
     length_penalty: float,
     replace_unknown: bool,
 ) -> list[Draft]:
-    """The translations of one reading, the best first.
+    """The translations of one variant, the best first.
 
     The k-th joins the k-th hypothesis of each part. Its log-probability is the sum of theirs, and
     its score follows from that sum and the total length.
 
     Args:
-        source: the reading.
+        source: the variant.
         found: its parts in order, each with its hypotheses, the best first.
         target: decodes the tokens.
         length_penalty: as in `SearchOptions`.

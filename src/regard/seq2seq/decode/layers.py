@@ -9,8 +9,8 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from regard.seq2seq.decode.few_shapes import width_for
-from regard.seq2seq.model.looks import Looks
+from regard.seq2seq.decode.batch_shapes import width_for
+from regard.seq2seq.model.attention_record import Recorder
 from regard.seq2seq.model.translation_model import Model
 from regard.seq2seq.text.marks import CAPITAL, JOINER, START
 from regard.seq2seq.text.tokenizer_pair import TokenizerPair
@@ -25,7 +25,7 @@ class LayerWeights(NamedTuple):
 
     Attributes:
         weights: float32 (layers, heads, T, S).
-        query_labels, key_labels: the T tokens that look, and the S that are looked at.
+        query_labels, key_labels: the T query tokens and the S key tokens.
     """
 
     weights: np.ndarray
@@ -50,7 +50,7 @@ def layer_weights(
     )
     sides = {
         "encoder": ((*ends[0], END), (*ends[0], END)),
-        # The decoder reads a token behind, and looks at the source to write the next one.
+        # The decoder reads a token behind, and attends to the source to write the next one.
         "decoder": ((BEGIN, *ends[1]), (BEGIN, *ends[1])),
         "cross": ((*ends[1], END), (*ends[0], END)),
     }
@@ -79,6 +79,6 @@ def _program() -> Any:
 def _weights(
     graph: Any, params: Any, source: Array, lens: Array, target_in: Array
 ) -> dict[str, Array]:
-    model, looks = nnx.merge(graph, params), Looks()
-    model.decode(model.encode(source, lens, looks=looks), target_in, looks=looks)
-    return looks.stacked()
+    model, record = nnx.merge(graph, params), Recorder()
+    model.decode(model.encode(source, lens, record=record), target_in, record=record)
+    return record.stacked()

@@ -42,7 +42,7 @@ def search(
     return _run(beam_search, hurry, model, source, source_lens, options=options, n_best=n_best)
 
 
-def looks(
+def forced(
     model: Model, source: Array, source_lens: Array, target_in: Array, *, hurry: bool
 ) -> Array:
     """`force`, with hurry as in `search`."""

@@ -1,4 +1,4 @@
-"""From translations of readings to those of the text: the best reading, copies, capitals."""
+"""From translations of variants to those of the text: the best variant, copies, capitals."""
 
 import re
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from regard.seq2seq.decode.input_variants import Source, Variant
 from regard.seq2seq.decode.joining import Draft
-from regard.seq2seq.decode.readings import Reading, Source
 from regard.seq2seq.decode.spans import Span
 from regard.seq2seq.text.words import Words
 from regard.seq2seq.translation import Translation
 
-# What is subtracted from the score of a reading in which names are replaced, so that a name is
+# What is subtracted from the score of a variant in which names are replaced, so that a name is
 # copied only where the model fails on it; and of one with an added question mark.
 RESCUE, QUESTION = 2.0, 0.2
 
@@ -24,7 +24,7 @@ class _Word:
     Attributes:
         text, glued: as in `Words`.
         weights: [S], over the words of the text.
-        source: the word of the text that it looks at most; -1 for none.
+        source: the word of the text that it attends to most; -1 for none.
     """
 
     text: str
@@ -34,41 +34,41 @@ class _Word:
 
 
 def restored(source: Source, drafts: Sequence[Sequence[Draft]]) -> list[Translation]:
-    """A text's translations by the best of its readings, the best first.
+    """A text's translations by the best of its variants, the best first.
 
-    Readings are ranked by whether every stand-in was found in the translation, then by whether no
+    Variants are ranked by whether every stand-in was found in the translation, then by whether no
     long number is lost, then by whether the numbers were left as they are, then by score. A text
     with no translation but the empty one is copied.
 
     Args:
-        source: the text and its readings.
-        drafts: for each reading its translations, the best first.
+        source: the text and its variants.
+        drafts: for each variant its translations, the best first.
     """
     text = source.split
-    if len(source.readings) == 1 and source.readings[0].words == text.words:
+    if len(source.variants) == 1 and source.variants[0].words == text.words:
         plain = [_as_translation(text, draft.split, draft.weights, draft) for draft in drafts[0]]
         return [one for one in plain if one.text] or [source.copy()]
-    kept = [{*one.copied.values(), *one.cut} for one in source.readings]
+    kept = [{*one.copied.values(), *one.cut} for one in source.variants]
     long = {span for spans in kept for span in spans if span.kind == "number"}
     found: list[tuple[tuple, list[Translation]]] = []
-    for reading, spans, of_reading in zip(source.readings, kept, drafts, strict=True):
-        told = [_restored(text, reading, draft) for draft in of_reading]
-        if not (told := [(placed, one) for placed, one in told if one.text]):
+    for variant, spans, of_variant in zip(source.variants, kept, drafts, strict=True):
+        placed_drafts = [_restored(text, variant, draft) for draft in of_variant]
+        if not (placed_drafts := [(placed, one) for placed, one in placed_drafts if one.text]):
             continue
-        placed, first = told[0]
+        placed, first = placed_drafts[0]
         numbers = all(_has_number(first.text, text, span) for span in long)
         helped = not long.isdisjoint(spans)
         score = (
             first.score
-            - RESCUE * reading.rescue
-            - QUESTION * (reading.ends and reading.words[-1] in "?？")
+            - RESCUE * variant.rescue
+            - QUESTION * (variant.ends and variant.words[-1] in "?？")
         )
         merits = (placed, numbers, not helped, score)
-        if not reading.rescue or placed:
-            found.append((merits, [one for _, one in told]))
+        if not variant.rescue or placed:
+            found.append((merits, [one for _, one in placed_drafts]))
     if not found:
         return [source.copy()]
-    _, best = max(found, key=lambda merits_and_told: merits_and_told[0])
+    _, best = max(found, key=lambda candidate: candidate[0])
     distinct = {one.text: one for one in reversed(best)}
     return sorted(distinct.values(), key=lambda one: -one.score)
 
@@ -79,28 +79,30 @@ def _has_number(translation: str, text: Words, span: Span) -> bool:
     return max(digits, key=len, default="") in re.findall(r"\d+", translation)
 
 
-def _restored(text: Words, reading: Reading, draft: Draft) -> tuple[bool, Translation]:
+def _restored(text: Words, variant: Variant, draft: Draft) -> tuple[bool, Translation]:
     """The translation, and whether every copy stands where the model put its stand-in."""
-    split, looks = draft.split, draft.weights
-    lowered = {reading.origin[i] for i in reading.lowered}
+    split, attention = draft.split, draft.weights
+    lowered = {variant.origin[i] for i in variant.lowered}
     words = []
-    for j, row in enumerate(_over_text(reading, looks, len(text))):
-        at = reading.origin[int(looks[j].argmax())] if looks[j].any() else -1
+    for j, row in enumerate(_over_text(variant, attention, len(text))):
+        at = variant.origin[int(attention[j].argmax())] if attention[j].any() else -1
         word = split.words[j]
-        word = word.upper() if reading.capitals or at in lowered else word
+        word = word.upper() if variant.capitals or at in lowered else word
         words.append(_Word(word, split.glued[j], row, at))
-    if reading.ends and len(words) > 1 and not any(map(str.isalnum, words[-1].text)):
+    if variant.ends and len(words) > 1 and not any(map(str.isalnum, words[-1].text)):
         words.pop()
     copies: dict[int, Span] = {}
-    cut = list(reading.cut)
+    cut = list(variant.cut)
     placed = all(span.kind == "symbol" for span in cut)
-    for i, span in reading.copied.items():
+    for i, span in variant.copied.items():
         free = [j for j in range(len(words)) if j not in copies]
-        same = [j for j in free if split.words[j].lower() == reading.words[i].lower()]
+        same = [j for j in free if split.words[j].lower() == variant.words[i].lower()]
         placed = placed and bool(same)
-        looking = [j for j in free if looks[j, i] > 0.5 and any(map(str.isalnum, words[j].text))]
-        if candidates := same or looking:
-            copies[max(candidates, key=lambda j: looks[j, i])] = span
+        attending = [
+            j for j in free if attention[j, i] > 0.5 and any(map(str.isalnum, words[j].text))
+        ]
+        if candidates := same or attending:
+            copies[max(candidates, key=lambda j: attention[j, i])] = span
         else:
             cut.append(span)
     words = _with_copies(text, words, copies, sorted(cut, key=lambda span: span.start))
@@ -113,15 +115,15 @@ def _as_translation(text: Words, split: Words, weights: np.ndarray, draft: Draft
     return Translation(text.words, split.words, weights, split.text, draft.score, draft.log_prob)
 
 
-def _over_text(reading: Reading, looks: np.ndarray, S: int) -> np.ndarray:
+def _over_text(variant: Variant, attention: np.ndarray, S: int) -> np.ndarray:
     """Weights over the words of a form [T, form] as weights over those of the text [T, S]."""
-    weights = np.zeros((len(looks), S))
-    for i, at in enumerate(reading.origin):
-        if (span := reading.copied.get(i)) is not None:
-            share = looks[:, i : i + 1] / (span.stop - span.start)
+    weights = np.zeros((len(attention), S))
+    for i, at in enumerate(variant.origin):
+        if (span := variant.copied.get(i)) is not None:
+            share = attention[:, i : i + 1] / (span.stop - span.start)
             weights[:, span.start : span.stop] += share
         elif at >= 0:
-            weights[:, at] += looks[:, i]
+            weights[:, at] += attention[:, i]
     return weights
 
 

@@ -1,7 +1,7 @@
-"""The parts of a text that a model cannot translate: markup, addresses, letters it does not know.
+"""The parts of a text that a model cannot translate: markup, addresses, unknown letters.
 
 They are found here. How a text is put to the model without them, and how they come back into the
-translation, is in readings.py.
+translation, is in input_variants.py.
 """
 
 import functools
@@ -50,7 +50,7 @@ class Span:
 
 
 def readable_words(split: Words, tokenizer: Tokenizer) -> list[str]:
-    """Each word, or a compatible form of it where the vocabulary knows only that one.
+    """Each word, or a compatible form of it where the vocabulary has only that one.
 
     Example:
         >>> from regard.seq2seq.decode.spans import readable_words

@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from regard.seq2seq.model.dropout import ShareOfRows
+from regard.seq2seq.model.dropout import ShardOfRows
 
 
 class DataParallel:
@@ -48,7 +48,7 @@ class DataParallel:
 
     # To the devices --------------------------------------------------------------------------
 
-    def share(self, batch: Any) -> Any:
+    def shard(self, batch: Any) -> Any:
         """Puts a batch on the devices, with rows of padding so that it divides among them.
 
         Every process has the whole batch, and gives its own devices their rows.
@@ -115,7 +115,7 @@ class DataParallel:
         def on_each(params: Any, batch: Any, rng: Array | None) -> Any:
             mine = None
             if rng is not None:
-                mine = ShareOfRows(rng, jax.lax.axis_index("data"), self.count)
+                mine = ShardOfRows(rng, jax.lax.axis_index("data"), self.count)
             return jax.lax.psum(sums(params, batch, mine), "data")
 
         rows, everywhere = PartitionSpec("data"), PartitionSpec()

@@ -58,7 +58,7 @@ def _numbered(number: int, count: int, said: str) -> Process:
 
 @dataclass(frozen=True)
 class Launch:
-    """What a process has to know to find the others.
+    """What a process needs in order to find the others.
 
     Attributes:
         found_in: where this was found, for messages.
@@ -86,7 +86,7 @@ def find_launch(
     """What this process needs to join the others, or None where it is the only one.
 
     The arguments come first, then torchrun's environment variables, then the
-    launchers that JAX knows. Slurm's and Open MPI's variables are sufficient evidence; a
+    launchers that JAX supports. Slurm's and Open MPI's variables are sufficient evidence; a
     Kubernetes pod may well be alone, so that there `distributed` is needed.
 
     Example:

@@ -1,26 +1,26 @@
-"""The architectures of a translator, and the interface that training and search know them by.
+"""The architectures of a translator, and the interface that training and search use.
 
 An architecture is a configuration, an encoder and a decoder. `Model` has the embeddings and the
 vocabulary, and calls these two with B sentences of S tokens, and E the embedding's width:
 
-    encoder(embedded [B, S, E], lens [B], rng, looks)
+    encoder(embedded [B, S, E], lens [B], rng, record)
                                                  -> states, which only the decoder knows
     decoder.remember(states, lens)               -> encoded, all that is needed of the sentences
-    decoder(encoded, embedded [B, T, E], rng, return_weights, looks)
+    decoder(encoded, embedded [B, T, E], rng, return_weights, record)
                                                  -> readouts [B, T, E], weights [B, T, S] or None
     decoder.start(encoded, room)                 -> the state before the first of `room` tokens
     decoder.step(encoded, state, embedded [B, K, E])
                                                  -> state, readouts [B, K, E], weights [B, K, S]
     decoder.for_hypotheses(encoded)              -> the same, cheaper for a `step` with K > 1
-    decoder.looks                                -> the ways to align words by it, the best last
+    decoder.looks                                -> which weights align words by it, the best last
     decoder.alone(encoded, state, embedded [B, 1, E], which [B, C])
                                                  -> readouts [B, C, E]: see `Model.alone`; of a
                                                     decoder whose `looks` have "explaining"
 
 `encoded` is a pytree with `lens` [B], `rows(which)` and `attends` (False: it has no weights). A
 state is a pytree of arrays [B, K, ...], K hypotheses of each sentence: search reorders them without
-knowing what they are. An `rng` turns dropout on; a `Looks` collects the weights of every layer and
-head. All readouts are in float32.
+knowing what they are. An `rng` turns dropout on; a `Recorder` collects the weights of every
+layer and head. All readouts are in float32.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The decoder's attention, by any score of regard, over a memory made once per sentence.
 
 The module owns the score's parameters through `regard.nnx`. `Attention.remember` projects the keys
-and makes a `regard.Memory` of them; `look` is one step, for every hypothesis of a sentence at once.
+and makes a `regard.Memory` of them; `attend_step` is one step, for all hypotheses of a sentence.
 """
 
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ class Encoded:
 
     @property
     def attends(self) -> bool:
-        """Whether the decoder looks at the memory; if not, its context is the summary."""
+        """Whether the decoder attends to the memory; if not, its context is the summary."""
         return self.memory.score is not None
 
     @property
@@ -105,7 +105,7 @@ class Attention(nnx.Module):
         return kernel[...].astype(self.dtype)
 
 
-def look(
+def attend_step(
     times: Times, memory: regard.Memory, query: Array, return_weights: bool
 ) -> tuple[Array, Array | None]:
     """One step of attention, for any number of queries per sentence.

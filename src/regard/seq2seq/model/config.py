@@ -244,7 +244,7 @@ class TransformerConfig(ModelConfig):
             )
         if self.positions == "rotary" and self.embedding // self.heads % 2:
             raise ValueError(
-                "rotary positions turn pairs of numbers, so the width of a head must be even. Got "
+                "rotary positions rotate pairs of numbers: the width of a head must be even. Got "
                 f"embedding {self.embedding}, heads {self.heads}. Fix: another number of heads."
             )
         names = self.attention.split(",") if isinstance(self.attention, str) else [self.attention]

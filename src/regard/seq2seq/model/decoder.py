@@ -1,12 +1,12 @@
-"""The decoder: a recurrent network that looks at the source anew before every token it writes.
+"""The decoder: a recurrent network that attends to the source before every token it writes.
 
-    c_t = attend(s_{t−1}, annotations)               asked with the *previous* state
+    c_t = attend(s_{t−1}, annotations)               the query is the *previous* state
     s_t = GRU([y_{t−1}; c_t], s_{t−1})
-    o_t = tanh(W_s s_t + W_y y_{t−1} + W_c c_t)      deep output; the vocabulary is model.py's
+    o_t = tanh(W_s s_t + W_y y_{t−1} + W_c c_t)      deep output; for output_layer.py
 
 Bahdanau et al. 2015, appendix A.2, with tanh for its maxout, as LIUM's nmtpy has it. s_{t−1} has
-not read y_{t−1} yet when it asks. Where the config's `query` is "token" it asks with
-s_{t−1} + W y_{t−1} instead; where it is "conditional", two cells take turns, as in Nematus:
+not read y_{t−1} yet. Where the config's `query` is "token", the query is s_{t−1} + W y_{t−1}
+instead; where it is "conditional", two cells alternate, as in Nematus:
 
     s' = GRU₁(y_{t−1}, s_{t−1}),   c_t = attend(s', annotations),   s_t = GRU₂(c_t, s')
 
@@ -26,11 +26,11 @@ from flax import nnx
 from jax import Array
 
 from regard.memory import Memory
-from regard.seq2seq.model.attention import Attention, Encoded, look
+from regard.seq2seq.model.attention import Attention, Encoded, attend_step
+from regard.seq2seq.model.attention_record import Recorder
 from regard.seq2seq.model.config import Config
 from regard.seq2seq.model.dropout import drop, streams
 from regard.seq2seq.model.linear import Linear, orthogonal_gates
-from regard.seq2seq.model.looks import Looks
 from regard.seq2seq.model.recurrence import Cell, Times, cell_named, multiply, unroll
 
 # The state of each layer, [B, T, decoder]: T is 1 in training, and the beam in search.
@@ -52,7 +52,7 @@ class Shared(NamedTuple):
 
 
 class Decoder(nnx.Module):
-    """Memory and embedded target tokens to readouts, of which the vocabulary is asked.
+    """Memory and embedded target tokens to readouts, from which the vocabulary is predicted.
 
     Parameters: `initial`, the first state from the mean annotation; `attention`; `input` and
     `context`, the first layer's products with y and c; `query_token`, the query's with y;
@@ -138,7 +138,7 @@ class Decoder(nnx.Module):
         embedded: Array,
         rng: Array | None = None,
         return_weights: bool = False,
-        looks: Looks | None = None,
+        record: Recorder | None = None,
     ) -> tuple[Array, Array | None]:
         """Reads a whole target (teacher forcing).
 
@@ -147,14 +147,14 @@ class Decoder(nnx.Module):
             embedded: [B, T, embedding], the target one step behind.
             rng: for dropout between layers and before the vocabulary; None: none.
             return_weights: whether the weights are wanted.
-            looks: is given the weights, as those of one layer and head.
+            record: collects the weights, as those of one layer and head.
 
         Returns:
             The readouts [B, T, embedding], and the weights [B, T, S] or None.
         """
         layers_rng, output_rng = streams(rng, 2)
         embedded = embedded.swapaxes(0, 1)[:, :, None]  # [T, B, 1, embedding]
-        asked = return_weights or looks is not None
+        asked = return_weights or record is not None
         step = functools.partial(_step, cell_named(self.config.cell), asked)
         shared = self._shared(encoded, layers_rng)
         x = self._inputs(encoded, embedded)
@@ -163,8 +163,8 @@ class Decoder(nnx.Module):
         readout = self._readout(encoded, hidden, embedded, context)[:, :, 0]
         readout = drop(readout, self.config.output_dropout, output_rng).swapaxes(0, 1)
         weights = None if weights is None else weights[:, :, 0].swapaxes(0, 1)
-        if looks is not None and weights is not None and self.attention is not None:
-            looks.cross.append(weights[:, None])
+        if record is not None and weights is not None and self.attention is not None:
+            record.cross.append(weights[:, None])
         return readout, weights if return_weights else None
 
     def step(self, encoded: Encoded, state: State, embedded: Array) -> tuple[State, Array, Array]:
@@ -260,20 +260,20 @@ class Decoder(nnx.Module):
 def _step(
     cell: Cell, return_weights: bool, times: Times, shared: Shared, state: State, inputs: Any
 ) -> tuple[State, tuple[Array, Array | None, Array | None]]:
-    """Looks, then advances every layer. Returns the state and (hidden, context, weights)."""
+    """Attends, then advances every layer. Returns the state and (hidden, context, weights)."""
     encoded, (x, asked) = shared.encoded, inputs
     context, weights = None, None
     if encoded.attends:
         state, x = _read(cell, times, shared, state, x)
         query = cell.output(state[-1] if shared.context_bias is None else state[0])
         query = query if asked is None else query + asked
-        context, weights = look(times, encoded.memory, query, return_weights)
+        context, weights = attend_step(times, encoded.memory, query, return_weights)
         if encoded.projected:
             into_cell, context = jnp.split(context, [x.shape[-1]], axis=-1)
         else:
             into_cell = times("context", context)
         x = x + into_cell
-    elif return_weights:  # it looks nowhere
+    elif return_weights:  # it attends to nothing
         B, S = encoded.values.shape[:2]
         weights = jnp.zeros((B, x.shape[1], S), jnp.float32)
     states = _advance(cell, times, shared, state, x)

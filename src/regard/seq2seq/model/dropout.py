@@ -15,21 +15,21 @@ from jax.extend.random import threefry_2x32
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class ShareOfRows:
+class ShardOfRows:
     """A random key to draw some rows of a batch with: the numbers that the whole batch has there.
 
     Attributes:
         key: the whole batch's, a JAX key.
-        index: an int32 scalar, which of the equal shares of the rows, from 0.
-        shares: how many there are.
+        index: an int32 scalar, which of the equal shards of the rows, from 0.
+        shards: how many there are.
     """
 
     key: Array
     index: Array
-    shares: int = field(metadata=dict(static=True))
+    shards: int = field(metadata=dict(static=True))
 
 
-def drop(x: Array, rate: float, rng: Array | ShareOfRows | None, rows: int = -2) -> Array:
+def drop(x: Array, rate: float, rng: Array | ShardOfRows | None, rows: int = -2) -> Array:
     """Each number is 0 with probability `rate`, else it is divided by 1 − rate.
 
     Args:
@@ -37,12 +37,12 @@ def drop(x: Array, rate: float, rng: Array | ShareOfRows | None, rows: int = -2)
         rate: rounded to a multiple of 1/256 (and the division with it): one byte of random bits
             decides, a quarter of the random numbers that float32 would take.
         rng: a JAX key; None: x as it is.
-        rows: the axis of x that a `ShareOfRows` has a share of.
+        rows: the axis of x that a `ShardOfRows` has a shard of.
     """
     threshold = min(round(256 * rate), 255)  # at 256 there would be nothing left to scale up
     if rng is None or threshold == 0:
         return x
-    if isinstance(rng, ShareOfRows):
+    if isinstance(rng, ShardOfRows):
         bytes_ = _some_bytes(rng, x.shape, rows % x.ndim)
     else:
         bytes_ = _bytes(rng, x.shape)
@@ -50,11 +50,11 @@ def drop(x: Array, rate: float, rng: Array | ShareOfRows | None, rows: int = -2)
     return jnp.where(keep, x * (256 / (256 - threshold)), jnp.zeros_like(x))
 
 
-def streams(rng: Array | ShareOfRows | None, count: int) -> tuple:
+def streams(rng: Array | ShardOfRows | None, count: int) -> tuple:
     """`count` independent keys, or as many None."""
-    if isinstance(rng, ShareOfRows):
+    if isinstance(rng, ShardOfRows):
         keys = jax.random.split(rng.key, count)
-        return tuple(ShareOfRows(key, rng.index, rng.shares) for key in keys)
+        return tuple(ShardOfRows(key, rng.index, rng.shards) for key in keys)
     return (None,) * count if rng is None else tuple(jax.random.split(rng, count))
 
 
@@ -65,11 +65,11 @@ def _bytes(key: Array, shape: tuple[int, ...]) -> Array:
     return _each_byte(words).reshape(-1)[:size].reshape(shape)
 
 
-def _some_bytes(rng: ShareOfRows, shape: tuple[int, ...], axis: int) -> Array:
-    """The bytes that `_bytes` has at this share's rows; `shape` is that of the share."""
+def _some_bytes(rng: ShardOfRows, shape: tuple[int, ...], axis: int) -> Array:
+    """The bytes that `_bytes` has at this shard's rows; `shape` is that of the shard."""
     mine = shape[axis]
     begin = rng.index * mine
-    whole = (*shape[:axis], mine * rng.shares, *shape[axis + 1 :])
+    whole = (*shape[:axis], mine * rng.shards, *shape[axis + 1 :])
     in_words = axis < len(shape) - 1 and shape[-1] % 4 == 0 and math.prod(whole) < 1 << 34
     if not in_words or not _counts_words(rng.key):
         return jax.lax.dynamic_slice_in_dim(_bytes(rng.key, whole), begin, mine, axis)

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from regard.seq2seq.model.attention_record import Recorder
 from regard.seq2seq.model.config import Config
 from regard.seq2seq.model.dropout import drop, streams
 from regard.seq2seq.model.linear import Linear, orthogonal_gates
-from regard.seq2seq.model.looks import Looks
 from regard.seq2seq.model.recurrence import Cell, Times, cell_named, unroll
 
 
@@ -38,7 +38,7 @@ class Encoder(nnx.Module):
         self.layers = nnx.List([_Layer(config, width, rngs=rngs) for width in widths])
 
     def __call__(
-        self, embedded: Array, lens: Array, rng: Array | None = None, looks: Looks | None = None
+        self, embedded: Array, lens: Array, rng: Array | None = None, record: Recorder | None = None
     ) -> tuple[Array, Array]:
         """Annotates.
 
@@ -46,7 +46,7 @@ class Encoder(nnx.Module):
             embedded: [B, S, embedding].
             lens: [B], how many tokens each sentence has; 0 is a row of padding.
             rng: for the dropout between layers and on the annotations; None: none.
-            looks: is given nothing: there is no attention here.
+            record: nothing is added: there is no attention here.
 
         Returns:
             The annotations [B, S, 2 · encoder], zero at padding; and the last states of both

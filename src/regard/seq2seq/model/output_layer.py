@@ -1,4 +1,4 @@
-"""The vocabulary's projection as search wants it, and the dtype that search computes in."""
+"""The vocabulary's projection as search needs it, and the dtype that search computes in."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from regard.seq2seq.model.translation_model import Model
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class OutputLayer:
-    """The output embedding, turned and padded once, before the loop.
+    """The output embedding, transposed and padded once, before the loop.
 
     Attributes:
         kernel: [embedding, V], V the vocabulary rounded up to whole blocks of `best_of`.

@@ -20,10 +20,10 @@ from jax import Array
 
 import regard
 import regard.nnx
+from regard.seq2seq.model.attention_record import Recorder
 from regard.seq2seq.model.config import TransformerConfig
 from regard.seq2seq.model.dropout import drop, streams
 from regard.seq2seq.model.linear import Linear
-from regard.seq2seq.model.looks import Looks
 
 
 class Written(NamedTuple):
@@ -81,23 +81,19 @@ class TransformerEncoder(nnx.Module):
         self.norm = Norm(config.embedding)
 
     def __call__(
-        self,
-        embedded: Array,
-        lens: Array,
-        rng: Array | None = None,
-        looks: Looks | None = None,
+        self, embedded: Array, lens: Array, rng: Array | None = None, record: Recorder | None = None
     ) -> Array:
         """[B, S, embedding] with lengths [B] -> states [B, S, embedding].
 
         Args:
             rng: for dropout; None: none.
-            looks: is given each layer's weights.
+            record: collects each layer's weights.
         """
         at = jnp.arange(embedded.shape[1], dtype=jnp.int32)[None]
         x = self.places(embedded, at, embedded.shape[1])
         rngs = streams(rng, len(self.layers))
         for layer, layer_rng in zip(self.layers, rngs, strict=True):
-            x = layer(x, lens, layer_rng, None if looks is None else looks.encoder)
+            x = layer(x, lens, layer_rng, None if record is None else record.encoder)
         return self.norm(x)
 
 
@@ -109,17 +105,17 @@ class _EncoderLayer(nnx.Module):
         self.feed_forward = FeedForward(config, rngs=rngs)
 
     def __call__(
-        self, x: Array, lens: Array, rng: Array | None, looks: list[Array] | None
+        self, x: Array, lens: Array, rng: Array | None, record: list[Array] | None
     ) -> Array:
         first, second = streams(rng, 2)
         normed = self.attention_norm(x)
-        read = _look(looks, self.attention, normed, valid_lens=lens)
+        read = _attended(record, self.attention, normed, valid_lens=lens)
         x = x + drop(read, self.config.layer_dropout, first, rows=0)
         return self.feed_forward(x, second)
 
 
 class TransformerDecoder(nnx.Module):
-    """Sentences and embedded target tokens to readouts, of which the vocabulary is asked.
+    """Sentences and embedded target tokens to readouts, from which the vocabulary is predicted.
 
     The weights that it returns, for links and pictures, are one layer's attention to the source,
     the mean of its heads: of the last layer but one, which aligns words best (Garg et al. 2019),
@@ -144,7 +140,7 @@ class TransformerDecoder(nnx.Module):
         self.norm = Norm(config.embedding)
 
     @property
-    def looking_layer(self) -> int:
+    def alignment_layer(self) -> int:
         """Whose attention to the source is returned as the weights."""
         return max(self.config.decoder_layers - 2, 0)
 
@@ -168,7 +164,7 @@ class TransformerDecoder(nnx.Module):
         embedded: Array,
         rng: Array | None = None,
         return_weights: bool = False,
-        looks: Looks | None = None,
+        record: Recorder | None = None,
     ) -> tuple[Array, Array | None]:
         """Reads a whole target in one pass (teacher forcing).
 
@@ -177,21 +173,21 @@ class TransformerDecoder(nnx.Module):
             embedded: [B, T, embedding], the target one step behind.
             rng: for dropout; None: none.
             return_weights: whether the weights are wanted.
-            looks: is given each layer's weights.
+            record: collects each layer's weights.
 
         Returns:
             The readouts [B, T, embedding], and the weights [B, T, S] or None.
         """
         T = embedded.shape[1]
-        looks = Looks() if return_weights and looks is None else looks
+        record = Recorder() if return_weights and record is None else record
         *rngs, last = streams(rng, len(self.layers) + 1)
         x = self.places(embedded, jnp.arange(T, dtype=jnp.int32)[None], T)
         for layer, memory, layer_rng in zip(self.layers, source.memories, rngs, strict=True):
-            x = layer(x, memory, layer_rng, looks)
+            x = layer(x, memory, layer_rng, record)
         readout = drop(self.norm(x), self.config.output_dropout, last, rows=0)
-        if not return_weights or looks is None:
+        if not return_weights or record is None:
             return readout, None
-        return readout, looks.cross[self.looking_layer].mean(1)
+        return readout, record.cross[self.alignment_layer].mean(1)
 
     def start(self, source: Source, room: int) -> State:
         """Memories of nothing yet, for one hypothesis per sentence.
@@ -220,10 +216,10 @@ class TransformerDecoder(nnx.Module):
         x = self.places(embedded, state[0].length, room)
         after: list[Written] = []
         seen: list[Array] = []
-        looking = self.looking_layer
+        aligning = self.alignment_layer
         for number, (layer, written) in enumerate(zip(self.layers, state, strict=True)):
-            looks = seen if number == looking else None
-            x, written = layer.step(x, written, source.memories[number], looks)
+            record = seen if number == aligning else None
+            x, written = layer.step(x, written, source.memories[number], record)
             after.append(written)
         return tuple(after), self.norm(x), seen[0].mean(1)
 
@@ -238,15 +234,15 @@ class _DecoderLayer(nnx.Module):
         self.feed_forward = FeedForward(config, rngs=rngs)
 
     def __call__(
-        self, x: Array, memory: regard.Memory, rng: Array | None, looks: Looks | None
+        self, x: Array, memory: regard.Memory, rng: Array | None, record: Recorder | None
     ) -> Array:
         """[B, T, embedding], all tokens at once."""
         rate = self.config.layer_dropout
         first, second, third = streams(rng, 3)
-        own, cross = (None, None) if looks is None else (looks.decoder, looks.cross)
-        read = _look(own, self.itself, self.itself_norm(x), mask=regard.Mask.causal())
+        own, cross = (None, None) if record is None else (record.decoder, record.cross)
+        read = _attended(own, self.itself, self.itself_norm(x), mask=regard.Mask.causal())
         x = x + drop(read, rate, first, rows=0)
-        read = _look(cross, self.source, self.source_norm(x), memory=memory)
+        read = _attended(cross, self.source, self.source_norm(x), memory=memory)
         x = x + drop(read, rate, second, rows=0)
         return self.feed_forward(x, third)
 
@@ -255,7 +251,7 @@ class _DecoderLayer(nnx.Module):
         x: Array,
         written: Written,
         memory: regard.Memory,
-        looks: list[Array] | None,
+        record: list[Array] | None,
     ) -> tuple[Array, Written]:
         """[B, K, embedding], a token of each hypothesis."""
         B, K, D = x.shape
@@ -266,7 +262,7 @@ class _DecoderLayer(nnx.Module):
         arrays = grown.key, grown.value, grown.length
         written = Written(*(part.reshape(B, K, *part.shape[1:]) for part in arrays))
         x = x + read.astype(x.dtype).reshape(B, K, D)
-        x = x + _look(looks, self.source, self.source_norm(x), memory=memory)
+        x = x + _attended(record, self.source, self.source_norm(x), memory=memory)
         return self.feed_forward(x), written
 
 
@@ -292,14 +288,14 @@ def _attention(
     )
 
 
-def _look(
-    looks: list[Array] | None, attention: regard.nnx.MultiHeadAttention, x: Array, **options: Any
+def _attended(
+    record: list[Array] | None, attention: regard.nnx.MultiHeadAttention, x: Array, **options: Any
 ) -> Array:
-    """attention(x, ...) in the dtype of x; its weights [B, N, T, S] are added to `looks`."""
-    found = attention(x, return_weights=looks is not None, **options)
-    out, *weights = found if looks is not None else (found,)
-    if looks is not None:
-        looks.append(weights[0].astype(jnp.float32))
+    """attention(x, ...) in the dtype of x; its weights [B, N, T, S] are added to `record`."""
+    found = attention(x, return_weights=record is not None, **options)
+    out, *weights = found if record is not None else (found,)
+    if record is not None:
+        record.append(weights[0].astype(jnp.float32))
     return out.astype(x.dtype)
 
 

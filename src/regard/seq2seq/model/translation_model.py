@@ -8,8 +8,8 @@ from jax import Array
 from jax.nn import initializers
 
 from regard.seq2seq.model.architectures import architecture_named
+from regard.seq2seq.model.attention_record import Recorder
 from regard.seq2seq.model.dropout import drop, streams
-from regard.seq2seq.model.looks import Looks
 from regard.seq2seq.train.cross_entropy import cross_entropy
 
 
@@ -61,14 +61,14 @@ class Model(nnx.Module):
         source: Array,
         source_lens: Array,
         rng: Array | None = None,
-        looks: Looks | None = None,
+        record: Recorder | None = None,
     ) -> Any:
         """Reads the source, [B, S] with lengths [B]; what comes back is all that decoding needs."""
         embedding_rng, encoder_rng = streams(rng, 2)
         table = self.target_embedding if self.config.tie == "all" else self.source_embedding
         embedded = _embed(table, source)  # [B, S, embedding]
         embedded = drop(embedded, self.config.embedding_dropout, embedding_rng, rows=0)
-        states = self.encoder(embedded, source_lens, encoder_rng, looks)
+        states = self.encoder(embedded, source_lens, encoder_rng, record)
         return self.decoder.remember(states, source_lens)
 
     def decode(
@@ -77,7 +77,7 @@ class Model(nnx.Module):
         target_in: Array,
         rng: Array | None = None,
         return_weights: bool = False,
-        looks: Looks | None = None,
+        record: Recorder | None = None,
     ) -> tuple[Array, Array | None]:
         """Reads the target (teacher forcing).
 
@@ -86,7 +86,7 @@ class Model(nnx.Module):
             target_in: [B, T], the target one step behind: it starts with bos.
             rng: for dropout.
             return_weights: whether the attention's weights are wanted; training does without.
-            looks: is given those of every layer and head, as it is by `encode`.
+            record: collects those of every layer and head, as in `encode`.
 
         Returns:
             The readouts [B, T, embedding], for `logits`; the weights [B, T, S] or None.
@@ -95,7 +95,7 @@ class Model(nnx.Module):
         embedded = _embed(self.target_embedding, target_in)
         embedded = drop(embedded, self.config.target_dropout, embedding_rng, rows=0)
         found: tuple[Array, Array | None] = self.decoder(
-            encoded, embedded, decoder_rng, return_weights, looks
+            encoded, embedded, decoder_rng, return_weights, record
         )
         return found
 
@@ -175,7 +175,7 @@ class Model(nnx.Module):
         return found
 
     def alone(self, encoded: Any, state: Any, tokens: Array, which: Array) -> Array:
-        """What would come next if a single source token were all there is to look at.
+        """The next token if a single source token were all there is to attend to.
 
         Args:
             encoded: of `encode`, of a model that attends and has "explaining" among its looks.

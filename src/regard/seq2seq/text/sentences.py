@@ -12,7 +12,7 @@ from regard.seq2seq.text.words import Words, normalize, split_words
 
 PIECE_WORDS = 256  # of a piece, at most; a longer sentence is cut again by its tokens
 _UNIT = 32  # characters of a word that count as one word
-_BLOCK = 1 << 16  # characters of a text that are looked at together
+_BLOCK = 1 << 16  # characters of a text that are examined together
 
 _ENDS = frozenset(".!?…؟۔।。！？｡")
 _WIDE_ENDS = frozenset("。！？｡")  # of scripts that have no spaces

@@ -7,7 +7,6 @@ splitter. It is lossless: it also records where there was no space. How words be
 
 import re
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -123,36 +122,6 @@ def split_words(text: str) -> Words:
     return Words(tuple(words), tuple(glued))
 
 
-def detokenize(words: Sequence[str], language: str = "en") -> str:
-    """Text from words whose spaces are not known, by the typography of a language.
-
-    For text that came split at spaces: a file of tokenized sentences, say. Where a tokenizer of
-    this package made the words, it knows the spaces.
-
-    Example:
-        >>> detokenize(["Do", "n't", "go", ",", "(", "please", ")", "!"])
-        "Don't go, (please)!"
-        >>> detokenize(["L'", "ami", "dit", ":", "«", "Va", "-t-il", "bien", "?", "»"], "fr")
-        "L'ami dit : « Va-t-il bien ? »"
-
-    Args:
-        words: the words.
-        language: "fr" sets spaces before `? ! ; :` and inside `« »`; every other is set like "en".
-    """
-    spaced = set("?!;:»") if language == "fr" else set()
-    closing = set(".,)]}%…”?!;:»") - spaced
-    opening = set("([{¿¡“") | (set() if language == "fr" else {"«"})
-    text, open_quote, join_next = "", False, True
-    for word in words:
-        joined = join_next or word[:1] in closing or _CLITIC.fullmatch(word) is not None
-        join_next = word in opening or _ELISION.fullmatch(word) is not None
-        if word == '"':
-            joined, join_next = joined or open_quote, not open_quote
-            open_quote = not open_quote
-        text += word if joined else " " + word
-    return text
-
-
 def _without_clitics(word: str) -> list[str]:
     """`donne-le-moi` as `donne`, `-le`, `-moi`; the time is linear in the word's length."""
     first = min((at for at in map(word.find, "'-") if at >= 0), default=len(word))
@@ -192,7 +161,6 @@ _MARK_RUN = re.compile(rf"([{_MARKS}]{{30}})")
 _LETTER = rf"[\w{_MARKS}]"
 _SIGN = rf"[^\w\s{_MARKS}]"
 _ELIDED = r"(?:[ldjnmtsc]|qu|jusqu|lorsqu|puisqu|quoiqu|presqu)'"
-_ELISION = re.compile(_ELIDED, re.IGNORECASE)
 _PIECE = re.compile(
     "|".join(
         (

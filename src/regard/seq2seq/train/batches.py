@@ -136,8 +136,8 @@ class Batches:
         seed: of the order.
         shuffle: a new order for each epoch; False: always the same, shortest first.
         rows: the rows of a batch are a multiple of this.
-        process: the index of this process, which gets its share of the rows of every batch.
-        processes: the number of processes; together their shares are the batch.
+        process: the index of this process, which gets its shard of the rows of every batch.
+        processes: the number of processes; together their shards are the batch.
 
     Attributes:
         shapes: (rows, width) of the buckets in use, or of all if epochs differ; the rows are this
@@ -277,9 +277,8 @@ class Batches:
             if self.shuffle:
                 order = rng.permutation(order)
             order = np.pad(order, (0, -len(order) % rows), constant_values=-1)
-            share = rows // self.processes
-            mine = order.reshape(-1, self.processes, share)[:, self.process]  # [batches, share]
-            plan += [(bucket, members) for members in mine]
+            of_process = order.reshape(-1, self.processes, rows // self.processes)
+            plan += [(bucket, members) for members in of_process[:, self.process]]
         if self.shuffle:
             plan = [plan[i] for i in rng.permutation(len(plan))]
         return plan
@@ -337,7 +336,7 @@ def _ended(lines: Sequence[Ids], rows: int, width: int | None) -> tuple[np.ndarr
 
 
 def _started(target: np.ndarray, lens: np.ndarray) -> np.ndarray:
-    """Turns lines that end with <eos> into lines that begin with <bos>, of the same lengths."""
+    """Lines that end with <eos> as lines that begin with <bos>, of the same lengths."""
     shifted = np.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
     return np.where(np.arange(target.shape[1]) < lens[:, None], shifted, np.int32(PAD))
 

@@ -2,7 +2,7 @@
 
 `Store` is a folder of numbered checkpoints, each a dictionary of arrays with a small JSON beside
 it. training.py decides what goes into them. Only one process of a run has a store, and Orbax is
-told that this process is alone, so that it waits for no other.
+configured for a single process, so that it waits for no other.
 """
 
 import json

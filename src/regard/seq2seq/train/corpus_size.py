@@ -1,7 +1,7 @@
-"""Settings that fit the size of a corpus, where nobody has chosen them.
+"""Settings that fit the size of a corpus, where the user has not chosen them.
 
 A model with a large vocabulary learns nothing from few sentences: most of its pieces occur once.
-Small corpora want few pieces, a small model and small batches, so that an epoch has enough steps
+Small corpora need few pieces, a small model and small batches, so that an epoch has enough steps
 (Sennrich & Zhang 2019, "Revisiting Low-Resource Neural Machine Translation").
 """
 
@@ -43,7 +43,7 @@ def fit(settings: Settings, pairs: Sequence[Pair]) -> tuple[Settings, list[str]]
         pairs: to train on.
 
     Returns:
-        Settings that scale nothing any more, and lines that say what was chosen.
+        Settings with the chosen values, and lines of text that report the choice.
     """
     if not settings.scaled:
         return settings, []

@@ -93,13 +93,13 @@ def judge(
     for indices, batch in ready.with_indices():
         given = jnp.asarray(batch.source), jnp.asarray(batch.source_lens)
         found = ids_of(greedy(model, *given, SearchOptions(beam=1)))
-        looks = np.asarray(force(model, *given, jnp.asarray(batch.target_in)))  # [B, T, S]
+        attention = np.asarray(force(model, *given, jnp.asarray(batch.target_in)))  # [B, T, S]
         for row, index in enumerate(indices):
             if index < 0:
                 continue  # a row of padding
             texts[index] = tokenizers.target.decode(found[row]).text
             words = sources[index].word_of_token, targets[index].word_of_token
-            weights[index] = word_weights(looks[row], *words, shift=shift)
+            weights[index] = word_weights(attention[row], *words, shift=shift)
     references = [pair.target for pair in pairs]
     return Judged(
         pairs,

@@ -1,4 +1,4 @@
-"""The folder of a training run: what is in it, who writes it, and that it stays consistent.
+"""The folder of a training run: what is in it, what writes it, and how it stays consistent.
 
 config.json, recipe.json   what is trained, and how
 log.csv                    losses, learning rate, speed, validations

@@ -51,7 +51,7 @@ def _is_known(options: tuple[tuple[str, Any], ...]) -> bool:
 
 
 def keep_freed_memory() -> bool:
-    """Tells the C library to keep freed memory, for a program that trains.
+    """Makes the C library keep freed memory, for a program that trains.
 
     XLA allocates each step's scratch memory anew. By default the C library returns so large a
     piece to the operating system, and every step then waits for its pages to be mapped: a tenth of
@@ -65,10 +65,10 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> bool:
-    """Tells the C library to return large pieces at once and to share small ones among threads.
+    """Makes the C library return large pieces at once and share small ones among threads.
 
     For a program that runs for days: by default each thread keeps freed pieces for itself, and the
-    process grows as its threads take turns. Call this before JAX is used.
+    process grows as different threads allocate. Call this before JAX is used.
 
     Returns:
         Whether it was possible: on Linux with glibc.

@@ -90,8 +90,8 @@ def train(
         folder: where the run is kept.
         validation: decides early stopping and which parameters are best.
         resume: True continues from the folder's last checkpoint, or starts if there is none.
-        progress: is told how the run proceeds.
-        stop: asked between steps, and between the batches of a validation. When it returns True,
+        progress: called as the run proceeds.
+        stop: called between steps, and between the batches of a validation. When it returns True,
             training ends with KeyboardInterrupt, and between steps it first writes a checkpoint.
             For runs of one process.
         devices: share each batch; None: all devices of all processes.
@@ -148,7 +148,7 @@ class _Run:
         self.pending: list[Measured] = []
         self.compiled: set[tuple[int, ...]] = set()
         self.recent: deque[tuple[int, Any]] = deque(maxlen=recipe.log_every)
-        self.started = self.told = time.perf_counter()
+        self.started = self.reported = time.perf_counter()
         self.counted, self.idle = 0.0, 0.0  # since the last report: tokens, seconds not training
 
     # Beginning -------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class _Run:
                 self.recent.append((place.step, batch))
                 numbers = np.int32(place.step), np.float32(rate)
                 with self._compiling(batch):
-                    shared = self.parallel.share(batch)
+                    shared = self.parallel.shard(batch)
                     self.state, measured = self.step(self.state, shared, *numbers)
                 self.pending.append(measured)
                 place.step += 1
@@ -268,8 +268,8 @@ class _Run:
         loss, nll, count = self.place.sums
         self.place.sums = [0.0, 0.0, 0.0]
         now = time.perf_counter()
-        speed = self.counted / max(now - self.told - self.idle, 1e-9)
-        self.told, self.counted, self.idle = now, 0.0, 0.0
+        speed = self.counted / max(now - self.reported - self.idle, 1e-9)
+        self.reported, self.counted, self.idle = now, 0.0, 0.0
         means, norm = (loss / max(count, 1.0), nll / max(count, 1.0)), float(self.latest.grad_norm)
         report = StepReport(self.place.step, self.place.epoch, *means, norm, rate, speed)
         self._write(

@@ -34,25 +34,15 @@ class Validation:
 
 
 def translate_batches(
-    model: Model, batches: Iterable[Any], search: SearchOptions = SearchOptions()
+    model: Model, indexed: Iterable[tuple[np.ndarray, Any]], search: SearchOptions
 ) -> list[list[int]]:
-    """The best translation of every sentence, as token ids without <eos>.
+    """The best translation of every sentence, as token ids without <eos>, in the order of pairs.
 
     Args:
         model: the translator.
-        batches: only source and source_lens are read.
+        indexed: batches, of which only source and source_lens are read, as of `indexed_batches`.
         search: how to search.
-
-    Returns:
-        In the order of the pairs if the batches know it (`with_indices`), otherwise in the order
-        of the batches; rows of padding are left out.
     """
-    return _translate(model, _indexed(batches), search)
-
-
-def _translate(
-    model: Model, indexed: Iterable[tuple[np.ndarray, Any]], search: SearchOptions
-) -> list[list[int]]:
     found: list[tuple[int, list[int]]] = []
     for indices, batch in indexed:
         best = programs.search(model, batch.source, batch.source_lens, search, 1, hurry=False)
@@ -92,7 +82,7 @@ class Validator:
         self.graph, self.validation, self.parallel, self.hosts = graph, validation, parallel, hosts
         self.before = before
         self.compiled: set[tuple] = set()  # (what, shape)
-        self.indexed = list(_indexed(validation.batches))
+        self.indexed = list(indexed_batches(validation.batches))
         if not self.indexed:
             raise ValueError("a validation needs batches. Got none.")
         self.checksum = 0  # of all pairs, so that a run is continued with the same
@@ -107,7 +97,7 @@ class Validator:
 
     def __call__(self, params: Any) -> tuple[float, float | None]:
         """−log p per token, and BLEU or None."""
-        batches = (self.parallel.share(batch) for _, batch in self._each("validating"))
+        batches = (self.parallel.shard(batch) for _, batch in self._each("validating"))
         sums = [self._sums(params, batch, None) for batch in batches]
         nll, count = (sum(float(part) for part in parts) for parts in zip(*sums, strict=True))
         bleu = None
@@ -119,7 +109,9 @@ class Validator:
 
     def _bleu(self, model: Model) -> float:
         score = cast(Callable, self.validation.bleu)
-        return float(score(_translate(model, self._each("translating"), self.validation.search)))
+        return float(
+            score(translate_batches(model, self._each("translating"), self.validation.search))
+        )
 
     def _each(self, what: str) -> Iterator[tuple[np.ndarray, Any]]:
         for number, (indices, batch) in enumerate(self.indexed, 1):
@@ -145,7 +137,7 @@ class Validator:
         )
 
 
-def _indexed(batches: Any) -> Iterator[tuple[np.ndarray, Any]]:
+def indexed_batches(batches: Any) -> Iterator[tuple[np.ndarray, Any]]:
     """Batches with each row's position among the pairs, −1 for padding."""
     if hasattr(batches, "with_indices"):
         yield from batches.with_indices()

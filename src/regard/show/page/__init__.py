@@ -54,13 +54,13 @@ def page_of(seen: AttentionMap) -> str:
     return page
 
 
-def frame_of(seen: AttentionMap, height: int = 560) -> str:
+def frame_of(seen: AttentionMap) -> str:
     """The page inside an iframe."""
     page = html.escape(page_of(seen), quote=True)
     title = html.escape(seen.title or "Attention", quote=True)
     return (
         f'<iframe srcdoc="{page}" title="{title}" sandbox="allow-scripts" '
-        f'style="width:100%;height:{height}px;border:0"></iframe>'
+        f'style="width:100%;height:560px;border:0"></iframe>'
     )
 
 

@@ -152,9 +152,7 @@ def _participle(verb: Verb, subject: NounPhrase, complement: Complement) -> str:
     return agree(participle, feminine=with_whom.feminine, many=with_whom.many)
 
 
-def be_group(
-    subject: NounPhrase, form: Form, infinitive: str = "être", said: English | None = None
-) -> Group:
+def be_group(subject: NounPhrase, form: Form, infinitive: str = "être") -> Group:
     """To be, which French says with être, or with avoir: is hungry, a faim. Its past: était."""
     forms = conjugate(infinitive)
     person = subject.person

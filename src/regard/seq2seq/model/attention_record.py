@@ -7,7 +7,7 @@ from jax import Array
 
 
 @dataclass(frozen=True)
-class Looks:
+class Recorder:
     """Lists that an encoder and a decoder append to, a layer at a time.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Attending to a memory: what stands for it in an ordinary call of `attend`.
+"""Attending to a memory: the arguments of an ordinary call of `attend` that equals it.
 
 Keys and values slot by slot, the score of stored keys, and masks of positions in the text as masks
 of slots.
@@ -22,7 +22,7 @@ from regard.score.positions import as_int32
 ByAlign = dict[str, Array]  # int32 [B|1, T], where the queries stand for bands of each alignment
 
 
-class Recalled(NamedTuple):
+class Unpacked(NamedTuple):
     """A memory as an ordinary call: what `attend` gets in its place.
 
     Attributes:
@@ -39,14 +39,14 @@ class Recalled(NamedTuple):
     held: Array
 
 
-def recall(
+def unpack(
     memory: Memory,
     query: Array,
     score: Score | None,
     mask: Mask | Array | None,
     valid_lens: Array | None,
     query_positions: Array | None,
-) -> Recalled:
+) -> Unpacked:
     """What stands for this memory in a call of attend with this query.
 
     Args:
@@ -83,7 +83,7 @@ def recall(
     if key.shape[2] != value.shape[2]:  # prepared by parameters per head: no sharing
         value = jnp.repeat(value, key.shape[2] // value.shape[2], axis=2)
     key, value = (without_heads(a, made.rank) for a in (key, value))
-    return Recalled(key, value, _score_of(memory, score), mask, lost, at, _held(memory))
+    return Unpacked(key, value, _score_of(memory, score), mask, lost, at, _held(memory))
 
 
 def _score_of(memory: Memory, given: Score | None) -> Score:
@@ -172,7 +172,7 @@ def _held(memory: Memory) -> Array:
 
 
 def _same(given: Score, carried: Score) -> bool:
-    """Whether two scores are known to be equal, without looking at arrays."""
+    """Whether two scores are known to be equal, without comparing arrays."""
     structures: list[Any] = [jax.tree.structure(given), jax.tree.structure(carried)]
     if structures[0] != structures[1]:
         return False

@@ -1,10 +1,10 @@
-"""The forms in which a text is put to a model, so that ordinary text is translated well.
+"""Variants of an input text, of which the best translated one is used: for ordinary text.
 
 A model trained on sentences fails on what its sentences did not have: capitals throughout, no
 capitals at all, no full stop, an emoji, a tag, a name in another script, a long number. Such a text
-is read in several forms, and the translation with the best score is taken: the model itself is the
-judge, whatever its languages are. Spans that it cannot read are copied. A text with none of this
-has one reading, the text as it is. How a translation is put right again is in restoring.py.
+is translated in several variants, and the translation with the best score is taken: the model's own
+score decides, whatever its languages are. Spans that it cannot read are copied. A text with none of
+this has one variant, the text as it is. restoring.py undoes the changes in the translation.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +25,8 @@ from regard.seq2seq.text.vocabulary import UNK
 from regard.seq2seq.text.words import Words, split_words
 from regard.seq2seq.translation import Translation
 
-MOST = 8  # readings of a text
-UNREADABLE = 2 / 3  # a text with a larger share of unreadable letters is not translated
+MOST = 8  # variants of a text
+UNREADABLE = 2 / 3  # a text with a larger fraction of unreadable letters is not translated
 _NUMERALS = tuple(str(number) for number in (20, 12, 50, 30, 15, 40, 60, 80, 70, 90))
 
 # Gives names that the model copies unchanged, the commonest first.
@@ -34,7 +34,7 @@ StandIns = Callable[[], Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Reading:
+class Variant:
     """One form of a text.
 
     Attributes:
@@ -58,7 +58,7 @@ class Reading:
     rescue: bool = False
 
     @classmethod
-    def of(cls, split: Words, stand_ins: dict[Span, str], cut: Sequence[Span]) -> "Reading":
+    def of(cls, split: Words, stand_ins: dict[Span, str], cut: Sequence[Span]) -> "Variant":
         """A text with a name for some of its spans, and without some others."""
         if not stand_ins and not cut:
             return cls(split.words, split.glued, tuple(range(len(split))), {})
@@ -95,7 +95,7 @@ class Reading:
         """Whether a full stop, or the like, was added."""
         return self.origin[-1:] == (-1,)
 
-    def followed_by(self, mark: str) -> "Reading":
+    def followed_by(self, mark: str) -> "Variant":
         """The same with a mark at its end."""
         return replace(
             self,
@@ -104,7 +104,7 @@ class Reading:
             origin=(*self.origin, -1),
         )
 
-    def in_sentence_case(self, places: Sequence[int], letters: bool) -> "Reading":
+    def in_sentence_case(self, places: Sequence[int], letters: bool) -> "Variant":
         """The words at some places in small letters, but for the first word of each sentence.
 
         Args:
@@ -124,17 +124,17 @@ class Reading:
 
 @dataclass(frozen=True)
 class Source:
-    """A text and its readings, the most literal first; none where there is nothing to translate.
+    """A text and its variants, the most literal first; none where there is nothing to translate.
 
     Attributes:
         split: the words of the text.
-        readings: its forms.
+        variants: its forms.
         encoded: the tokens of each.
-        script: the script that the model does not know, if that is why there are no readings.
+        script: the script that the vocabulary lacks, if that is why there are no variants.
     """
 
     split: Words
-    readings: tuple[Reading, ...] = ()
+    variants: tuple[Variant, ...] = ()
     encoded: tuple[Encoded, ...] = ()
     script: str = ""
 
@@ -148,19 +148,19 @@ class Source:
 def read_sources(
     texts: Sequence[str], tokenizer: Tokenizer, stand_ins: StandIns, adapt: bool
 ) -> list[Source]:
-    """Each text with its readings.
+    """Each text with its variants.
 
     Args:
         texts: any.
         tokenizer: of the source.
         stand_ins: only called where a text needs them.
-        adapt: False: every text has one reading, the text as it is.
+        adapt: False: every text has one variant, the text as it is.
     """
     splits = [split_words(text) for text in texts]
     pairs = zip(splits, tokenizer.encode_batch(texts), strict=True)
     if adapt:
         return [_source(split, encoded, tokenizer, stand_ins) for split, encoded in pairs]
-    return [Source(split, (Reading.of(split, {}, ()),), (encoded,)) for split, encoded in pairs]
+    return [Source(split, (Variant.of(split, {}, ()),), (encoded,)) for split, encoded in pairs]
 
 
 def _source(split: Words, encoded: Encoded, tokenizer: Tokenizer, stand_ins: StandIns) -> Source:
@@ -175,25 +175,25 @@ def _source(split: Words, encoded: Encoded, tokenizer: Tokenizer, stand_ins: Sta
     letters = [sum(map(str.isalpha, word)) for word in split.words]
     if sum(letters) == 0 or sum(letters[i] for i in unread) > UNREADABLE * sum(letters):
         return Source(split, script=foreign_script(split.text, tokenizer))
-    found: dict[object, tuple[Reading, Encoded]] = {}
+    found: dict[object, tuple[Variant, Encoded]] = {}
     for form in _forms(words, spans, tokenizer, stand_ins):
         for cased in _cased(form, tokenizer):
-            for reading in _ended(cased):
-                same = reading.split == words  # of most texts, which should not be slowed
-                tokens = encoded if same else tokenizer.encode(reading.split.text)
-                if tokens.words == reading.words and tokens.ids:
-                    found.setdefault((tokens.ids, *sorted(reading.copied)), (reading, tokens))
+            for variant in _ended(cased):
+                same = variant.split == words  # of most texts, which should not be slowed
+                tokens = encoded if same else tokenizer.encode(variant.split.text)
+                if tokens.words == variant.words and tokens.ids:
+                    found.setdefault((tokens.ids, *sorted(variant.copied)), (variant, tokens))
     least = min((tokens.ids.count(UNK) for _, tokens in found.values()), default=0)
     kept = [pair for pair in found.values() if pair[1].ids.count(UNK) == least][:MOST]
     if not kept:
-        kept = [(Reading.of(split, {}, ()), encoded)]
-    readings, tokens_of = zip(*kept, strict=True)
-    return Source(split, readings, tokens_of)
+        kept = [(Variant.of(split, {}, ()), encoded)]
+    variants, tokens_of = zip(*kept, strict=True)
+    return Source(split, variants, tokens_of)
 
 
 def _forms(
     split: Words, spans: Sequence[Span], tokenizer: Tokenizer, stand_ins: StandIns
-) -> Iterator[Reading]:
+) -> Iterator[Variant]:
     """The text with its spans replaced or left out, in every way that is tried."""
     of_kind = {kind: [s for s in spans if s.kind == kind] for kind in ("symbol", "name", "number")}
     names, numbers, symbols = of_kind["name"], of_kind["number"], of_kind["symbol"]
@@ -211,23 +211,23 @@ def _forms(
         if names
     ]
     for copied, cut in choices or [({}, symbols)]:
-        yield Reading.of(split, copied, cut)
+        yield Variant.of(split, copied, cut)
     if 0 < len(rare) <= len(free):
-        yield replace(Reading.of(split, dict(zip(rare, free, strict=False)), symbols), rescue=True)
+        yield replace(Variant.of(split, dict(zip(rare, free, strict=False)), symbols), rescue=True)
     if names:
-        yield Reading.of(split, {}, _in_order([*symbols, *names]))
+        yield Variant.of(split, {}, _in_order([*symbols, *names]))
     if 0 < len(numbers) <= len(numerals):
         swapped = dict(zip(numbers, numerals, strict=False))
         copied, cut = choices[0] if choices else ({}, symbols)
-        yield Reading.of(split, copied | swapped, cut)
-        yield Reading.of(split, copied, _in_order([*cut, *numbers]))
+        yield Variant.of(split, copied | swapped, cut)
+        yield Variant.of(split, copied, _in_order([*cut, *numbers]))
 
 
 def _in_order(spans: list[Span]) -> list[Span]:
     return sorted(spans, key=lambda span: span.start)
 
 
-def _cased(form: Reading, tokenizer: Tokenizer) -> Iterator[Reading]:
+def _cased(form: Variant, tokenizer: Tokenizer) -> Iterator[Variant]:
     """The form as it is, and as an ordinary sentence where its capitals are not those of one."""
     yield form
     own = [i for i in range(len(form.words)) if i not in form.copied]
@@ -242,7 +242,7 @@ def _cased(form: Reading, tokenizer: Tokenizer) -> Iterator[Reading]:
         yield form.in_sentence_case(small, False)
 
 
-def _ended(form: Reading) -> Iterator[Reading]:
+def _ended(form: Variant) -> Iterator[Variant]:
     """The form as it is, and where it ends with a word, also with a full stop or question mark."""
     yield form
     last = form.words[-1] if form.words else ""

@@ -38,7 +38,7 @@ def groups(
     to the next width in use; the last ones make a smaller batch, whose rows are a power of two.
 
     Example:
-        >>> from regard.seq2seq.decode.few_shapes import groups
+        >>> from regard.seq2seq.decode.batch_shapes import groups
         >>> for group in groups([5, 30, 6, 7, 300], tokens=32):
         ...     print(group.members, group.rows, group.width)
         (0, 2) 2 16

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from regard.seq2seq.decode.hypotheses import SearchOptions
-from regard.seq2seq.decode.readings import read_sources
+from regard.seq2seq.decode.input_variants import read_sources
 from regard.seq2seq.decode.spans import find_spans
 from regard.seq2seq.text.tokenizer import Tokenizer
 from regard.seq2seq.text.words import split_words
@@ -108,7 +108,7 @@ def test_no_text_with_words_has_an_empty_translation_and_weights_fit(found):
 
 def test_an_ordinary_sentence_has_one_reading_and_is_not_changed(bundled, found):
     sources = read_sources(PLAIN, bundled.tokenizers.source, lambda: ("Tom",), adapt=True)
-    assert [len(source.readings) for source in sources] == [1] * len(PLAIN)
+    assert [len(source.variants) for source in sources] == [1] * len(PLAIN)
     for text, (best, *_) in zip(PLAIN, bundled.translate(PLAIN, adapt=False), strict=True):
         assert found[text][0].text == best.text
         np.testing.assert_allclose(found[text][0].score, best.score, atol=0.02)
@@ -139,7 +139,7 @@ def test_the_best_of_several_is_the_best_and_none_is_empty(bundled):
         assert found[0].text == best.text
         assert len({one.text for one in found}) == len(found)
         assert all(one.text for one in found) or not text.strip()
-        if len(read_sources([text], bundled.tokenizers.source, tuple, True)[0].readings) == 1:
+        if len(read_sources([text], bundled.tokenizers.source, tuple, True)[0].variants) == 1:
             assert best.score >= least.score - 0.02  # rounding of bfloat16, where that is used
 
 
@@ -149,17 +149,17 @@ def test_text_without_adaptation_is_read_as_it_is(bundled):
 
 
 def test_a_model_of_small_letters_is_given_small_letters():
-    """Whatever case a vocabulary has: no reading has more unknown tokens than another."""
+    """Whatever case a vocabulary has: no variant has more unknown tokens than another."""
     tokenizer = Tokenizer.train(["one two three four."] * 9, kind="word")
     for text in ("One two three.", "ONE TWO THREE.", "one two three."):
         (source,) = read_sources([text], tokenizer, tuple, adapt=True)
-        assert [reading.words for reading in source.readings] == [("one", "two", "three", ".")]
+        assert [variant.words for variant in source.variants] == [("one", "two", "three", ".")]
 
 
 def test_a_model_of_whole_words_keeps_its_unknown_word():
     translator = small_translator()
     (source,) = read_sources(["one Grosvenor two."], translator.tokenizers.source, tuple, True)
-    assert [reading.words for reading in source.readings] == [("one", "Grosvenor", "two", ".")]
+    assert [variant.words for variant in source.variants] == [("one", "Grosvenor", "two", ".")]
     (best,), *_ = translator.translate(["שלום עולם"])
     assert best.text == "שלום עולם"
 

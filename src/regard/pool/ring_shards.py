@@ -1,4 +1,4 @@
-"""How a ring shares a sequence: which device has which rows, and how it cuts its part.
+"""How a ring shards a sequence: which device has which rows, and how it cuts its shard.
 
 Inside the ring a device holds one chunk of rows, or two under causal order ("zigzag"): one from the
 front of the sequence and its mirror image from the back.
@@ -21,7 +21,7 @@ LEAST = {"cpu": 256, "gpu": 2048}  # rows of a part; shorter ones would not fill
 
 
 @dataclass(frozen=True)
-class Shares:
+class Shards:
     """Which device has which part of the sequence, and how it cuts its part.
 
     Attributes:
@@ -30,7 +30,7 @@ class Shares:
         rows, keys: of one chunk; the last ones may be padding.
         row_blocks: blocks of a device's queries, pooled one after the other.
         key_pieces: pieces of a device's keys, which travel one by one, so that a device holds one
-            piece besides its share, and not a second share.
+            piece in addition to its shard, and not a second shard.
     """
 
     over: SequenceAxis
@@ -41,14 +41,14 @@ class Shares:
     key_pieces: int
 
     @classmethod
-    def of(cls, axes: Axes, over: SequenceAxis, chunks: int, platform: str) -> "Shares":
+    def of(cls, axes: Axes, over: SequenceAxis, chunks: int, platform: str) -> "Shards":
         def cut(length: int) -> tuple[int, int]:
             """The length of a chunk, and in how many equal parts it is cut."""
-            shares = over.size * chunks
-            parts = max(1, min(PARTS // chunks, length // shares // least))
-            while over.inside and length // shares % parts:
+            shards = over.size * chunks
+            parts = max(1, min(PARTS // chunks, length // shards // least))
+            while over.inside and length // shards % parts:
                 parts -= 1
-            return -(-length // (shares * parts)) * parts, parts
+            return -(-length // (shards * parts)) * parts, parts
 
         least = LEAST.get(platform, LEAST["gpu"])
         (rows, row_blocks), (keys, key_pieces) = cut(axes.T), cut(axes.S)

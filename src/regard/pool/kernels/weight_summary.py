@@ -1,4 +1,4 @@
-"""What the weights look like, for summary.py, in two kernel passes over tiles of scores.
+"""Summaries and pictures of the weights, for summary.py, in two kernel passes over tiles of scores.
 
 The first pass is softmax, with every number per query; for a picture it is forward.py's. From its
 log-sum-exp the second recomputes the weights: their sums per key, or their block averages. No
@@ -38,7 +38,7 @@ COLUMNS = 16  # of a picture that are summed at a time: the fewest that tensor c
 
 
 @dataclass(frozen=True)
-class Look:
+class WeightSummary:
     """Of softmax over features: numbers per query and per key, or a picture.
 
     Attributes:
@@ -53,8 +53,8 @@ class Look:
     def axes(self) -> Axes:
         return self.features.axes
 
-    def share(self, axes: Axes) -> "Look":
-        return replace(self, features=self.features.share(axes))
+    def resized(self, axes: Axes) -> "WeightSummary":
+        return replace(self, features=self.features.resized(axes))
 
     def forward(
         self,
@@ -72,7 +72,7 @@ class Look:
             per key [B, N, S] float32; or the picture [B, N, rows, columns] float32, alone.
         """
         (features, sink), T, S = operands, self.axes.T, self.axes.S
-        static, arrays, mask = self.features.prepared(features, allowed, None, "looking")
+        static, arrays, mask = self.features.prepared(features, allowed, None, "summary")
         arrays["bounds"] = mask.bounds(static.tile, static.T, static.S)
         value = arrays.pop("value")
         if self.picture is None:
@@ -161,8 +161,10 @@ def _per_key(static: KernelPlan, arrays: dict[str, Array], mask: KernelMask) -> 
 
         def visit(iq: Array, total: Array, masked: bool) -> Array:
             rows = pl.ds(iq * blocks.queries, blocks.queries)
-            weights = _weights(static, named, scores_of(rows), rows, keys, True, masked)
-            return total + weights.sum(axis=1)
+            found = recomputed_weights(
+                static, named, scores_of(rows), rows, keys, flipped=True, masked=masked
+            )
+            return total + found.weights.sum(axis=1)
 
         zeros = jnp.zeros((blocks.keys,), jnp.float32)
         plt.store(out.at[keys], visit_all(named, visits(named, block), visit, zeros))
@@ -219,9 +221,11 @@ def _picture(
 
             def visit(ik: Array, total: Array, masked: bool) -> Array:
                 keys = pl.ds(ik * blocks.keys, blocks.keys)
-                weights = _weights(static, named, scores_of(keys), rows, keys, False, masked)
+                found = recomputed_weights(
+                    static, named, scores_of(keys), rows, keys, flipped=False, masked=masked
+                )
                 across = plt.load(named["column_bins"].at[keys])[:, None] == at
-                for part in _bfloat16_parts(weights, parts):
+                for part in _bfloat16_parts(found.weights, parts):
                     total = total + dot(part, across.astype(jnp.bfloat16), (1, 0), None)
                 return total
 
@@ -274,20 +278,6 @@ def _scores(
     mine, theirs = ("key", "query") if flipped else ("query", "key")
     features = plt.load(named[mine].at[own, :])
     return lambda other: score.of(features, plt.load(named[theirs].at[other, :]))
-
-
-def _weights(
-    static: KernelPlan,
-    named: dict[str, Any],
-    scores: Array,
-    rows: Any,
-    keys: Any,
-    flipped: bool,
-    masked: bool,
-) -> Array:
-    scores, _ = finish_scores(static, named, scores, rows, keys, flipped=flipped)
-    tile = (static, named, scores, rows, keys)
-    return recomputed_weights(*tile, flipped=flipped, masked=masked).weights
 
 
 def _bfloat16_parts(values: Array, count: int) -> list[Array]:

@@ -1,8 +1,8 @@
 """The kernel of the tanh backward pass: sums over one side's tokens, for every token of the other.
 
 A thread keeps a few tokens of one side and loops over the other, so that sums stay in its
-registers: no atomics, no exchange between threads, the same bits every time. Two tokens of the
-walk share a reciprocal: r_1 = b / ab, r_2 = a / ab. Per element and unit that is 4.5 products and
+registers: no atomics, no exchange between threads, the same bits every time. Two tokens of that
+loop share a reciprocal: r_1 = b / ab, r_2 = a / ab. Per element and unit that is 4.5 products and
 sums (5.5 with the second sum), 1/2 reciprocal, and 0.7 for loads, addresses and conversions: 5.7
 and 6.7 clocks of a scheduler, where a reciprocal each would take 8. At B=8, T=S=4096, h=64 a clock
 is 0.26 ms of an H200: 3.2 ms for both sides at best. g is read once per 4 hidden units, 10 bytes
@@ -28,41 +28,41 @@ PAIR = 60.0  # powers of two: a product of two terms below 2^60 stays a normal n
 
 
 @dataclass(frozen=True)
-class WalkBlocks:
+class SumBlocks:
     """Block shapes; every number a power of two.
 
     Attributes:
         kept: tokens that a program keeps.
-        walked: tokens per step of its walk over the other side, at least 2.
+        streamed: tokens of the other side per step of its loop, at least 2.
         units: hidden units per program.
         warps: of Triton's compiler.
     """
 
     kept: int = 128
-    walked: int = 4
+    streamed: int = 4
     units: int = 4
     warps: int = 1
 
 
-def walk(
-    g: Float[Array, "E walked kept"],
-    walked: Float[Array, "E steps h step"],
+def tanh_sums(
+    g: Float[Array, "E streamed kept"],
+    streamed: Float[Array, "E steps h step"],
     kept: Float[Array, "E blocks h block"],
     bounds: Int[Array, "E blocks 2"],
     in_reach: Int[Array, "E 1"],
     *,
     value: bool,
-    blocks: WalkBlocks,
+    blocks: SumBlocks,
     parts: int = 1,
     interpret: bool,
 ) -> list[Float[Array, "E blocks h block"]]:
-    """[sum g r (1 - r)] over the walked tokens, and with `value` [.., sum g r].
+    """[sum g r (1 - r)] over the streamed tokens, and with `value` [.., sum g r].
 
     Args:
         g: d scores, in whole blocks.
-        walked, kept: e^2x and e^2y, either way round, blocked; x and y where in_reach is 0.
-        bounds: first and last + 1 step of each kept block's walk.
-        parts: split factor: how many programs share a walk; their sums are added.
+        streamed, kept: e^2x and e^2y, either way round, blocked; x and y where in_reach is 0.
+        bounds: first and last + 1 step of each kept block's loop.
+        parts: split factor: how many programs share a loop; their sums are added.
     """
     E, count, hidden, _ = kept.shape
     units, unit = blocks.units, Float32(interpret)
@@ -75,8 +75,8 @@ def walk(
 
         def step(i: Array, sums: Sequence[Array], term: Callable) -> tuple[Array, ...]:
             slopes, values = list(sums[:units]), list(sums[units:])
-            steps = range(blocks.walked)
-            weights = [plt.load(g_ref.at[i * blocks.walked + j, tokens]) for j in steps]
+            steps = range(blocks.streamed)
+            weights = [plt.load(g_ref.at[i * blocks.streamed + j, tokens]) for j in steps]
             weights = [weight.astype(jnp.float32) for weight in weights]
             for k in range(units):
                 mine = plt.load(kept_ref.at[block, first + k, :])
@@ -107,7 +107,7 @@ def walk(
         zeros = (0,) * (array.ndim - 1)
         return pl.BlockSpec((None, *array.shape[1:]), lambda unit, block, e: (e, *zeros))
 
-    arrays = (g, walked, kept, bounds, in_reach)
+    arrays = (g, streamed, kept, bounds, in_reach)
     arrays = vary_as(arrays, arrays)
     out = kernel_result((E, parts, *kept.shape[1:]), jnp.float32, arrays)
     sums = pl.pallas_call(
@@ -118,7 +118,7 @@ def walk(
         out_shape=[out] * (1 + value),
         compiler_params=plt.CompilerParams(num_warps=blocks.warps, num_stages=1),
         interpret=interpret,
-        name="regard_tanh_walk",
+        name="regard_tanh_sums",
     )(*arrays)
     return [one.sum(1) for one in sums]
 
