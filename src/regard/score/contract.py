@@ -175,7 +175,7 @@ class Score:
         """Numbers that the definition holds per (query, key) pair: bounds a tile's size."""
         return query_width
 
-    # What a backend may query -----------------------------------------------------------------
+    # What a backend may read ------------------------------------------------------------------
 
     sums_over_shards: ClassVar[bool] = False  # the lift reduces over keys by `over_shards` only
 
@@ -191,7 +191,7 @@ class Score:
         """Whether `projected` does more to keys than to widen their numbers."""
         return True
 
-    # What a sum or a multiple may query -------------------------------------------------------
+    # What a sum or a multiple may read --------------------------------------------------------
 
     def about_keys(self, query: Array, center: Array | None) -> "KeyPolynomial | None":
         """The score as a polynomial of the key around a center, [..., K, 1, Hk]; None: 0.
