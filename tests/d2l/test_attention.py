@@ -187,6 +187,11 @@ class TestEveryLayer:
     X = draw(2, 5, 8)
     LENS = jnp.array([0, 3])
 
+    def test_a_batch_of_no_examples(self, layer):
+        variables = layer.init(RNG, self.X, self.X, self.X, None)
+        output, weights = layer.apply(variables, *[self.X[:0]] * 3, self.LENS[:0])
+        assert (output.shape, weights.shape) == ((0, 5, 8), (0, 5, 5))
+
     def test_an_empty_example_and_poisoned_padding(self, layer):
         """Output 0 and gradient 0 for length 0; NaN after the length reaches nothing."""
         variables = layer.init(RNG, self.X, self.X, self.X, self.LENS)

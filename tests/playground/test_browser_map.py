@@ -97,6 +97,24 @@ def test_lines_go_from_word_to_word(page, heads):
     assert set(page.eval_on_selector_all("line", shown)) == {"1"}
 
 
+def test_weights_below_0_have_a_color_and_control_characters_a_dot(browser, tmp_path):
+    path = AttentionMap([[-2.0, 1.0]], ["\n"], ["a", "\tb"]).save(tmp_path / "map.html")
+    with quiet_page(browser) as page:
+        page.goto(path.as_uri())
+        red, blue = page.locator("canvas").evaluate(
+            """canvas => {
+              const {width, height} = canvas;
+              const {data} = canvas.getContext("2d").getImageData(0, 0, width, height);
+              const starts = [...data.keys()].filter(i => i % 4 == 0);
+              const redder = starts.map(i => data[i] - data[i + 2]);
+              return [redder.filter(d => d > 60).length, redder.filter(d => d < -60).length];
+            }"""
+        )
+        assert min(red, blue) > 400  # a cell of each
+        page.click("[data-view=lines]")
+        assert page.locator("li").all_inner_texts() == ["a", "·b", "·"]
+
+
 def test_the_title_is_text(page):
     assert page.inner_text("h1") == page.title() == "A <b>cat</b>"
 

@@ -268,6 +268,7 @@ def test_the_page_has_the_weights_to_four_digits(rng):
 def test_the_page_draws_weights_from_0_to_1(rng):
     assert data_of(AttentionMap(np.full((4, 4), 0.25)).to_html())["top"] == 1.0
     assert data_of(AttentionMap(drawn(rng, 4, 4) * 7).to_html())["top"] > 1.0
+    assert data_of(AttentionMap([[0.5, -2.0]]).to_html())["top"] == 2.0
 
 
 @pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "<img src=x onerror=a>"])
@@ -329,6 +330,7 @@ def test_wide_numbers_and_wide_letters_stay_in_their_columns():
     assert [row.split()[1:] for row in rows] == [["90.9", ".25", "-1e+30"], ["3.0", "-46.3", "·"]]
     assert {cell_len(row) for row in rows} == {4 + 3 * 7}
     assert [cell_len(heading[: heading.index(word) + 1]) for word in "私犬c"] == [11, 18, 25]
+    assert printed(AttentionMap([[-1.0, -0.25]])).splitlines()[-1].split() == ["0", "-1.", "-.2"]
 
 
 def test_uniform_weights_are_light():

@@ -204,13 +204,15 @@ class MultiHeadAttention(_Attention):
         self, queries: Array, keys: Array, values: Array, *rest: Any
     ) -> tuple[Array, Array]:
         keys, values = _zero_padding(keys, rest[0]), _zero_padding(values, rest[0])
+        width = self.num_hiddens // self.num_heads
         q, k, v = (
-            x.reshape(*x.shape[:2], self.num_heads, -1)  # [B, T, N, H]
+            x.reshape(*x.shape[:2], self.num_heads, width)  # [B, T, N, H]
             for x in (self.W_q(queries), self.W_k(keys), self.W_v(values))
         )
         output, weights = _pool(self, regard.Dot(), q, k, v, *rest)
-        output = self.W_o(output.reshape(*output.shape[:2], -1))
-        return output, weights.reshape(-1, *weights.shape[2:])  # [B * N, T, S]
+        output = self.W_o(output.reshape(*output.shape[:2], self.num_hiddens))
+        B, N, T, S = weights.shape
+        return output, weights.reshape(B * N, T, S)
 
     def transpose_qkv(self, X: Array) -> Array:
         """(batch, n, num_hiddens) -> (batch · num_heads, n, num_hiddens / num_heads)."""
@@ -280,7 +282,8 @@ def _zero_padding(x: Array, valid_lens: Array | None) -> Array:
     """Zeroes masked keys or values: 0 times a NaN there would be NaN in a kernel's gradient."""
     if valid_lens is None or jnp.shape(valid_lens)[:1] != x.shape[:1]:
         return x  # `attend` refuses lengths of another shape, and says which
-    lens = jnp.asarray(valid_lens).reshape(x.shape[0], -1).max(1)  # [B]
+    lens = jnp.asarray(valid_lens)
+    lens = lens.max(tuple(range(1, lens.ndim)), initial=0)  # [B]
     seen = jnp.arange(x.shape[1], dtype=lens.dtype)[None] < lens[:, None]
     return jnp.where(seen[..., None], x, 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -103,8 +104,13 @@ def printable(label: str) -> str:
         >>> printable("\\n\\x1b[31mred")
         '··[31mred'
     """
-    # The two joiners are part of Persian words and of emoji.
-    return "".join(c if c.isprintable() or c in "\u200c\u200d" else "·" for c in label)
+
+    def is_shown(letter: str) -> bool:
+        # Other spaces are wide, and the two joiners are part of Persian words and of emoji.
+        kind = unicodedata.category(letter)
+        return letter.isprintable() or kind == "Zs" or letter in "\u200c\u200d"
+
+    return "".join(letter if is_shown(letter) else "·" for letter in label)
 
 
 def color_scale(
@@ -158,6 +164,11 @@ def color_scale(
     if vmin is None and vmax is None:
         return low, low + 1.0
     raise ValueError(f"vmin must be below vmax. Got a color scale from {low:g} to {high:g}.")
+
+
+def color_reach(weights: np.ndarray, *, signed: bool) -> float:
+    """The end of the color scale furthest from 0, for views with a second color below 0."""
+    return max(abs(end) for end in color_scale(weights, signed=signed))
 
 
 def import_drawing(caller: str) -> ModuleType:

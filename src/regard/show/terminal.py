@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.show import shades
-from regard.show.heatmaps import color_scale, printable
+from regard.show.heatmaps import color_reach, printable
 
 if TYPE_CHECKING:
     from regard.show.attention_map import AttentionMap
@@ -58,7 +58,7 @@ def _numbered(
     lines = [
         Text(" " * label).append(row) for row in _headings(seen.key_labels, cell, weights.shape[1])
     ]
-    _, top = color_scale(weights, signed=seen.signed)
+    top = color_reach(weights, signed=seen.signed)
     for name, row, written in zip(seen.query_labels, weights, numbers, strict=True):
         line = Text(_right(name, label))
         for weight, number in zip(row, written, strict=True):
@@ -74,7 +74,7 @@ def _shaded(seen: AttentionMap, weights: np.ndarray, label: int, room: int) -> l
     down, across = -(-T // ROWS), -(-S // room)
     cell = 2 if room >= 2 * S else 1
     grouped = _averaged(weights, down, across)
-    _, top = color_scale(grouped, signed=seen.signed)
+    top = color_reach(grouped, signed=seen.signed)
     lines = []
     for index, row in enumerate(grouped):
         line = Text(_right(seen.query_labels[index * down], label) + " ")

@@ -72,9 +72,8 @@ byId("own-file").addEventListener("change", async () => {
     const { weights, query_labels: queries, key_labels: keys, title } = content;
     for (const layer of weights) for (const rows of layer) checkRows(rows, queries, keys);
     const signed = content.signed === true; // a difference of two maps
-    const end = (weight) => (signed ? Math.abs(weight) : weight);
-    const high = weights.flat(3).reduce((most, one) => Math.max(most, end(one)), signed ? 0 : 1) || 1;
-    showOwn({ signed, queries: queries.map(String), keys: keys.map(String), layers: weights.length,
+    const high = weights.flat(3).reduce((most, one) => Math.max(most, Math.abs(one)), signed ? 0 : 1) || 1;
+    showOwn({ queries: queries.map(String), keys: keys.map(String), layers: weights.length,
       heads: weights[0].length, top: high,
       weight: (layer, head, row, column) => weights[layer][head][row][column] }, String(title));
   } catch (error) {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from regard.show.heatmaps import color_scale
+from regard.show.heatmaps import color_reach
 
 if TYPE_CHECKING:
     from regard.show.attention_map import AttentionMap
@@ -36,8 +36,7 @@ def page_of(seen: AttentionMap) -> str:
         "shape": seen.weights.shape,
         "low": low,
         "high": high,
-        "top": color_scale(seen.weights, signed=seen.signed)[1],
-        "signed": seen.signed,
+        "top": color_reach(seen.weights, signed=seen.signed),
         "weights": base64.b64encode(steps.tobytes()).decode("ascii"),
     }
     # Inside a script element nothing is unescaped, so the text must not contain "</script>".

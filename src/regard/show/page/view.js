@@ -1,7 +1,8 @@
 "use strict";
 // Draws an attention map into a page: as a heatmap, as lines between words, as a table.
-// A map is {queries, keys, layers, heads, weight(layer, head, row, column), top, signed}; top is the
-// weight at the end of the color scale, and a signed map (a difference) has a second scale below 0. Text is only set as textContent. The playground uses this file too.
+// A map is {queries, keys, layers, heads, weight(layer, head, row, column), top}; top is the weight
+// at the end of the color scale, and numbers below 0 have a second scale that ends at −top. Text is
+// only set as textContent. The playground uses this file too.
 
 const ROW = 28; // pixels of a word in the lines
 const LABELS = 120; // at most so many pixels for a label in the heatmap
@@ -11,7 +12,7 @@ const RAMPS = {
   light: [[255, 255, 255], [186, 214, 235], [84, 158, 205], [21, 98, 161], [8, 48, 107]],
   dark: [[18, 21, 28], [58, 44, 84], [136, 60, 96], [217, 104, 66], [253, 222, 120]],
 };
-const RAMPS_OF_LESS = { // of a difference, below 0
+const RAMPS_OF_LESS = { // below 0
   light: [[255, 255, 255], [253, 219, 199], [244, 165, 130], [202, 73, 66], [103, 0, 31]],
   dark: [[18, 21, 28], [22, 52, 66], [24, 97, 112], [56, 158, 160], [150, 232, 214]],
 };
@@ -38,15 +39,14 @@ function unpacked(data) {
   const weight = (layer, head, row, column) =>
     data.low + (steps[((layer * heads + head) * T + row) * S + column] / 65535) *
       (data.high - data.low);
-  return { queries: data.queries, keys: data.keys, layers, heads, weight, top: data.top,
-    signed: data.signed };
+  return { queries: data.queries, keys: data.keys, layers, heads, weight, top: data.top };
 }
 
-// The end of the color scale: the rule of color_scale in regard/show/heatmaps.py.
+// The end of the color scale: the rule of color_reach in regard/show/heatmaps.py.
 function topOf(rows, keys) {
   const all = rows.flat();
   const [low, high] = all.reduce(([l, h], one) => [Math.min(l, one), Math.max(h, one)], [0, 0]);
-  if (low < 0 || high > 1.0001) return high || 1;
+  if (low < 0 || high > 1.0001) return Math.max(high, -low);
   if (keys <= 64 || high === 0) return 1;
   return Math.min(1, Math.max(high, 4 * all.reduce((sum, one) => sum + one, 0) / all.length));
 }
@@ -72,8 +72,20 @@ function color(share) {
     (low, i) => Math.round(low + (place - below) * (ramp[below + 1][i] - low)));
 }
 
-// The share of the color scale's end that a weight is; below 0 in a signed map only.
-function shareOf(map, weight) { return (map.signed ? weight : Math.max(weight, 0)) / map.top; }
+// The share of the color scale's end that a weight is.
+function shareOf(map, weight) { return weight / map.top; }
+
+// A weight in the width of a cell: .31, 1.00, 46.3, 120, 1e+30.
+function short(weight) {
+  const size = Math.abs(weight);
+  if (size >= 1e4) return weight.toExponential(0);
+  return weight.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0).replace(/^(-?)0\./, "$1.");
+}
+
+// A label with a dot for each control character, as regard/show/heatmaps.py writes it.
+function printable(label) {
+  return label.replace(/[\p{Cc}\p{Zl}\p{Zp}\u202a-\u202e\u2066-\u2069]/gu, "·");
+}
 
 // One head as a small picture, a pixel for each weight.
 function thumbnail(map, layer, head) {
@@ -115,7 +127,7 @@ class AttentionView {
 
   // Shows a map; what was looked at stays where that is possible.
   show(map) {
-    this.map = map;
+    this.map = { ...map, queries: map.queries.map(printable), keys: map.keys.map(printable) };
     this.root.hidden = false;
     Object.assign(this.at, { layer: 0, head: 0, row: -1, column: -1 });
     this.rows = this.pinned = null;
@@ -265,8 +277,8 @@ class AttentionView {
     pen.font = "11px system-ui, sans-serif";
     pen.textAlign = "center";
     pen.textBaseline = "middle";
-    pen.fillText(this.weight(row, column).toFixed(2).replace(/^(-?)0/, "$1"),
-      left + (column + 0.5) * cell, top + (row + 0.5) * cell);
+    pen.fillText(short(this.weight(row, column)), left + (column + 0.5) * cell,
+      top + (row + 0.5) * cell);
   }
 
   _labels(pen, style) {
