@@ -188,11 +188,11 @@ def _read_gold(path: Path, corpus: Any, tokenized: bool) -> list["Links"]:
         )
     fix = "links of these words" if tokenized else "--tokenized, where words are split at spaces"
     for number, (links, pair) in enumerate(zip(gold, pairs, strict=True), 1):
-        sides = (
-            text.split() if tokenized else split_words(text).words
+        counts = [
+            len(text.split() if tokenized else split_words(text).words)
             for text in (pair.source, pair.target)
-        )
-        links.check_words(*map(len, sides), f"{path}:{number}", fix)
+        ]
+        links.check_words(counts[0], counts[1], f"{path}:{number}", fix)
     return gold
 
 
