@@ -35,7 +35,10 @@ def command(
         typer.Option("--case", help="Run the cases with this name; may be a glob."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Few rounds, short sequences: a look, not a claim.")
+        bool,
+        typer.Option(
+            "--quick", help="Few repeats, short sequences: quick, and too noisy to quote."
+        ),
     ] = False,
     survey: Annotated[
         bool,
