@@ -41,6 +41,23 @@ class Links:
     def __str__(self) -> str:
         return format_links(self)
 
+    def check_words(self, source_words: int, target_words: int, where: str, fix: str) -> None:
+        """Raises ValueError where a link is of a word that the pair does not have.
+
+        Such links belong to other sentences, or count words that were split in another way.
+
+        Args:
+            source_words, target_words: how many words the pair has.
+            where: file and line of the links.
+            fix: what the message advises.
+        """
+        for i, j in sorted(self.possible):
+            if i >= source_words or j >= target_words:
+                raise ValueError(
+                    f"{where}: each link must be of words of its pair. Got {i}-{j}, source with "
+                    f"{source_words} words, target with {target_words}. Fix: {fix}."
+                )
+
 
 def word_weights(
     weights: np.ndarray,

@@ -129,6 +129,7 @@ def test_gold_links_score_every_option(place, monkeypatch):
         (("--tsv", "{}/empty.tsv"), 1, r"empty\.tsv: the file is empty"),
         ((*FILES, "--gold", "{}/short.txt"), 1, r"short\.txt:1: a link is written i-j"),
         ((*FILES, "--gold", "{}/few.txt"), 1, r"Got 1 lines, 4 pairs"),
+        ((*FILES, "--gold", "{}/gold.txt", "--tokenized"), 1, r"gold\.txt:1: .* Got 3-2, source"),
         ((*FILES, "--reverse-model", "{}/nowhere"), 1, r"nowhere is not there"),
         ((), 2, "name one corpus"),
         ((*FILES, "--tsv", "{}/pairs.tsv"), 2, "name one corpus"),

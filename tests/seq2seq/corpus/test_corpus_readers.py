@@ -208,6 +208,9 @@ def test_parallel_files_with_gold_links(tmp_path):
     write(links, "0-0\n")
     with pytest.raises(CorpusError, match=r"for each pair\. Got .* with 1 lines, .* with 2"):
         list(ParallelFiles(source, target, links))
+    write(links, "0-0\n1-0 1p2\n")
+    with pytest.raises(CorpusError, match=r"g\.talp:2: .* Got 1-2, source with 2 words, target"):
+        list(ParallelFiles(source, target, links))
 
 
 def test_lopsided_pairs():

@@ -109,7 +109,7 @@ def command(
         waiting("reading") as wait,
     ):
         corpus = read_corpus(tsv, source, target, to_align=True)
-        answers = None if gold is None else _read_gold(gold, corpus.report.kept)
+        answers = None if gold is None else _read_gold(gold, corpus, tokenized)
         wait.says("loading the model")
         folders = [model] if reverse_model is None else [model, reverse_model]
         translators = [load_translator(folder, no_cache) for folder in folders]
@@ -172,18 +172,27 @@ def _write(alignments: Iterable["frozenset[Link]"], file: Any) -> None:
     file.flush()
 
 
-def _read_gold(path: Path, pairs: int) -> list["Links"]:
+def _read_gold(path: Path, corpus: Any, tokenized: bool) -> list["Links"]:
     from regard.seq2seq.alignment import read_links
+    from regard.seq2seq.text.words import split_words
 
     try:
         gold = read_links(path)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8: {error}.") from None
-    if len(gold) != pairs:
+    pairs = list(corpus)
+    if len(gold) != len(pairs):
         raise ValueError(
             f"{path}: gold links must have a line for each pair. Got {len(gold):,} lines, "
-            f"{pairs:,} pairs."
+            f"{len(pairs):,} pairs."
         )
+    fix = "links of these words" if tokenized else "--tokenized, where words are split at spaces"
+    for number, (links, pair) in enumerate(zip(gold, pairs, strict=True), 1):
+        counts = [
+            len(text.split() if tokenized else split_words(text).words)
+            for text in (pair.source, pair.target)
+        ]
+        links.check_words(counts[0], counts[1], f"{path}:{number}", fix)
     return gold
 
 

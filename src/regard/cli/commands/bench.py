@@ -36,7 +36,9 @@ def command(
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Few rounds, short sequences: only an impression."),
+        typer.Option(
+            "--quick", help="Few repeats, short sequences: quick, and too noisy to quote."
+        ),
     ] = False,
     survey: Annotated[
         bool,

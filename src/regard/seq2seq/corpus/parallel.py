@@ -37,8 +37,9 @@ class ParallelFiles(Reader):
         cleaning, progress: see `Reader`; its `report` is an account of the last reading.
 
     Raises:
-        CorpusError: when it is read: a file that is empty or not in its encoding, with file and
-            line; at the end, files that are not equally long, with both counts; nothing kept.
+        CorpusError: when it is read: a file that is empty or not in its encoding, or a link of a
+            word that its pair does not have, with file and line; at the end, files that are not
+            equally long, with both counts; nothing kept.
     """
 
     source: str | Path
@@ -55,7 +56,10 @@ class ParallelFiles(Reader):
             counts = [counts[0] + (source is not None), counts[1] + (target is not None)]
             if source is None or target is None or (gold is not None and number >= len(gold)):
                 continue  # count on: the error below says how long both are
-            yield _found(source, target, None if gold is None else gold[number], sources.fraction)
+            links = None if gold is None else gold[number]
+            if links is not None and not (source.problem or target.problem):
+                self._check(links, source, target, number)
+            yield _found(source, target, links, sources.fraction)
         if counts[0] != counts[1]:
             raise CorpusError(
                 "parallel files must have as many lines as each other. Got "
@@ -66,6 +70,13 @@ class ParallelFiles(Reader):
                 "a file of links must have a line for each pair. Got "
                 f"{self.links} with {len(gold):,} lines, {self.source} with {counts[0]:,}."
             )
+
+    def _check(self, links: Links, source: Line, target: Line, number: int) -> None:
+        counts = len(source.text.split()), len(target.text.split())
+        try:
+            links.check_words(*counts, f"{self.links}:{number + 1}", "words split at spaces")
+        except ValueError as error:
+            raise CorpusError(str(error)) from None
 
 
 def _found(source: Line, target: Line, links: Links | None, fraction: float) -> Found:

@@ -110,7 +110,7 @@ class Store:
                 f"the checkpoint of step {step} could not be written to {self.folder}: "
                 f"{_reason(error)}. It needs {_megabytes(size)}, and {_megabytes(free)} were free. "
                 f"Nothing incomplete remains; {left}. Fix: make room, then continue with "
-                "resume=True."
+                "--resume (in Python, resume=True)."
             ) from error
 
     def load(self, step: int) -> Checkpoint:

@@ -366,8 +366,8 @@ class _Run:
         self._settle()
         begun, place = time.perf_counter(), self.place
         whole = self.parallel.whole((self.state.params, self.state.optimizer))
-        meta = {"place": dataclasses.asdict(place), "data": data}
-        meta["validation"] = None if self.validator is None else self.validator.checksum
+        checksum = None if self.validator is None else self.validator.checksum
+        meta = {"place": dataclasses.asdict(place), "data": data, "validation": checksum}
         saved = partial(self.progress.saved, place.step)
         self.shared.save(place.step, whole, meta, self.recipe.keep, saved)
         self.saved = place.step

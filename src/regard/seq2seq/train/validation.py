@@ -87,7 +87,7 @@ class Validator:
             raise ValueError("a validation needs batches. Got none.")
         self.checksum = 0  # of all pairs, so that a run is continued with the same
         for leaf in jax.tree.leaves([batch for _, batch in self.indexed]):
-            self.checksum = zlib.crc32(np.ascontiguousarray(leaf), self.checksum)
+            self.checksum = zlib.crc32(np.asarray(leaf).tobytes(), self.checksum)
 
         def sums(params: Any, batch: Any, rng: None) -> Any:
             _, nll, count = nnx.merge(graph, params).loss(batch)
