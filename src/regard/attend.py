@@ -333,9 +333,9 @@ def _pool(problem: Problem, program: Program) -> tuple[Array, Array | None, Arra
         with on_device(program.device):
             out, lifted = program.backend.pool(problem, program.settings)
     if not problem.lse:
-        return axes.callers(problem.spoiled(out)), None, lifted
+        return axes.callers(problem.nan_where_lost(out)), None, lifted
     out, lse = finish_with_sink(out, problem.sink, value.dtype)
-    out, lse = problem.spoiled(out[..., : axes.V]), problem.spoiled(lse)
+    out, lse = problem.nan_where_lost(out[..., : axes.V]), problem.nan_where_lost(lse)
     return axes.callers(out), axes.callers_pairs(lse), lifted
 
 
@@ -348,7 +348,7 @@ def weigh(problem: Problem, program: Program) -> Array:
     with on_device(program.device):
         problem = problem.zeroed()
         scores = program.backend.scores(problem, program.settings)
-        return axes.callers_pairs(problem.spoiled(dense_weights(problem, scores)))
+        return axes.callers_pairs(problem.nan_where_lost(dense_weights(problem, scores)))
 
 
 # ---------------------------------------------------------------------------------------------

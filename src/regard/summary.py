@@ -196,11 +196,11 @@ def _summary_of(problem: Problem, *, settings: Settings, smooth: bool) -> Summar
             join(plan, a[..., None]).reshape(axes.B, axes.N, -1)[..., : axes.T] for a in per_query
         )
         received = _heads_joined(totals, axes, 1)[..., : axes.S]
-        return Summary(problem.spoiled(entropy), at, problem.spoiled(best), received)
+        return Summary(problem.nan_where_lost(entropy), at, problem.nan_where_lost(best), received)
 
     def by_kernels(path: ScorePath, sink: Array | None, kernels: KernelSettings) -> Summary:
         entropy, best, at, received = summarize_by_kernels(problem, path, sink, kernels)
-        return Summary(problem.spoiled(entropy), at, problem.spoiled(best), received)
+        return Summary(problem.nan_where_lost(entropy), at, problem.nan_where_lost(best), received)
 
     summary = _visit_tiles(problem, settings, start, query_block, finish, by_kernels, smooth)
     return jax.tree.map(axes.callers_pairs, summary)

@@ -171,4 +171,4 @@ def explain(
 def _scores(problem: Problem, program: Program) -> Array:
     with on_device(program.device):
         found = program.backend.scores(problem, program.settings)
-        return problem.axes.callers_pairs(problem.spoiled(found))
+        return problem.axes.callers_pairs(problem.nan_where_lost(found))

@@ -71,7 +71,7 @@ def test_arguments_that_do_not_fit_together_are_refused(mesh, x):
 
 def test_explain_tells_of_the_ring(mesh, x):
     said = regard.explain(x, x, x, mesh=mesh, sequence_axis="seq")
-    assert said.startswith("ring runs: keys and values travel round the mesh axis")
+    assert said.startswith("ring runs: keys and values travel around the mesh axis")
 
 
 def test_a_union_inside_shard_map_is_not_dropped(x):

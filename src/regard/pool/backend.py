@@ -1,7 +1,7 @@
 """What a backend is, and what it is given.
 
-A backend is one object in one file. It is asked whether it refuses a `Request` (everything known of
-a call before any data) and then pools a `Problem` (the checked arrays). choose.py has the registry.
+A backend is one object in one file. It may refuse a `Request` (everything known of a call before
+any data); if it does not, it pools a `Problem` (the checked arrays). choose.py has the registry.
 """
 
 import functools
@@ -64,11 +64,11 @@ class Pages(NamedTuple):
 class Problem:
     """One call of attend, checked, on axes [B, N, T, Hq], [B, K, S, Hk] and [B, K, S, V].
 
-    What the arrays hold in the padding is still the caller's, NaN perhaps. Backends zero it with
-    `zeroed()`, unless they ignore it by themselves.
+    Padding in the arrays is as the caller gave it, and may be NaN. Backends zero it with
+    `zeroed()`, unless their kernels ignore it.
 
     Attributes:
-        value: None where only the weights are asked for.
+        value: None where only the weights are computed.
         visible: [B, K, S] bool, keys that some query may attend to; None means all.
         non_empty: [B|1, N|1, T|1] bool, queries with at least one key; None means all.
         bias: [B|1, N|1, T|1, S|1]; None is zero.
@@ -100,7 +100,7 @@ class Problem:
     lse: bool = field(default=False, metadata=dict(static=True))
     pages: Pages | None = None
 
-    def spoiled(self, found: Array) -> Array:
+    def nan_where_lost(self, found: Array) -> Array:
         """[B, N, T, ...], NaN for queries that lost keys."""
         if self.lost is None:
             return found
@@ -158,10 +158,10 @@ Pool = Callable[[Problem], tuple[Any, Array]]  # to the output, and whether the 
 def zero_for_gradient(forward_only: Pool, differentiable: Pool, problem: Problem) -> Any:
     """forward_only(problem); where the call is differentiated, differentiable(problem).
 
-    A kernel that replaces masked scores does not care what they were made of, so a forward pass
-    alone needs no zeroed copy of queries and keys: on a GPU each copy would take a twentieth of the
-    kernel's own time. The backward pass does need it: it multiplies d scores of 0 by queries and
-    keys, and 0 · NaN is NaN.
+    A kernel that replaces masked scores does not depend on what they were computed from, so a
+    forward pass alone needs no zeroed copy of queries and keys: on a GPU each copy would take a
+    twentieth of the kernel's own time. The backward pass does need it: it multiplies d scores of 0
+    by queries and keys, and 0 · NaN is NaN.
 
     Args:
         forward_only: pools; NaN in the padding does not reach its output.

@@ -1,4 +1,4 @@
-"""A sequence sharded over one axis of a mesh: which devices share it, and what masks mean there.
+"""A sequence sharded over one axis of a mesh: which devices hold it, and what masks mean there.
 
 Inside the caller's own shard_map a call's arrays are one device's shard. Masks still refer to the
 whole sequence, so lengths per query and segment ids, four bytes each, are gathered; queries, keys
@@ -108,10 +108,10 @@ class SequenceAxis:
                 return array
             return lax.dynamic_slice_in_dim(array, lax.axis_index(self.axis) * size, size, axis)
 
-        shards = tuple((own(q, axes.T, 1), own(k, axes.S, 1)) for q, k in allowed.segment_ids)
+        ids = tuple((own(q, axes.T, 1), own(k, axes.S, 1)) for q, k in allowed.segment_ids)
         bounds = own(allowed.start, axes.T), own(allowed.end, axes.T)
         visible, non_empty = allowed.visible_keys(whole), allowed.non_empty_rows(whole)
-        return Allowed(*bounds, shards, (), facts), own(visible, axes.S), own(non_empty, axes.T)
+        return Allowed(*bounds, ids, (), facts), own(visible, axes.S), own(non_empty, axes.T)
 
     def _gathered(self, lens: Array, axes: Axes) -> Array:
         """Lengths per query, of all queries; any other lengths unchanged."""

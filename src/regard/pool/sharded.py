@@ -1,7 +1,7 @@
 """Batch and heads on several devices: each pools its own shard, and nothing is gathered.
 
 Examples and heads never mix in attention, but XLA cannot see that through a kernel or a loop over
-tiles, and would gather whole arrays on every device. `run_sharded` tells it, by JAX's
+tiles, and would gather whole arrays on every device. `run_sharded` declares it, by JAX's
 custom_partitioning. The only communication left is sums: gradients of what the devices share.
 """
 
@@ -146,7 +146,7 @@ def _rule(operands: Sequence[Kinds], results: Sequence[Kinds]) -> Any:
     """The same as a Shardy rule: which axes are sharded together; the others stay whole."""
     from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule
 
-    # Key heads go by a letter of their own. Tied to the heads, four shards of two key heads would
+    # Key heads have a letter of their own. Tied to the heads, four shards of two key heads would
     # ask for half of a mesh axis, which JAX cannot name; `Split` ties them where it can.
     letters = {BATCH: "b", HEADS: "n", KEY_HEADS: "k"}
     whole: list[str] = []
@@ -164,7 +164,7 @@ def _rule(operands: Sequence[Kinds], results: Sequence[Kinds]) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------
-# Which device has which share.
+# Which device has which shard.
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class Split:
         return replace(whole, B=batch, N=whole.N // shards, K=max(1, whole.K // shards))
 
     def place(self, kinds: Kinds) -> NamedSharding:
-        """Where an array lies."""
+        """The sharding of an array."""
         axes = {BATCH: self.batch, HEADS: self.heads, KEY_HEADS: () if self._one else self.heads}
         names = [axes.get(kind, ()) if kind else () for kind in kinds]
         return NamedSharding(self.mesh, PartitionSpec(*(name or None for name in names)))

@@ -98,12 +98,12 @@ def test_both_directions_are_combined(place, way):
 
 def test_gold_links_score_every_option(place, monkeypatch):
     decoded = []
-    for program in ("looks", "explained"):
+    for program in ("forced", "explained"):
         monkeypatch.setattr(programs, program, counted(program, decoded))
     result = run(place, *FILES, "--reverse-model", "{}/back", "--gold", "{}/gold.txt")
     assert result.exit_code == 0, result.stderr
     # A batch for each model: writing and reading are rows of one decoding.
-    assert sorted(decoded) == ["explained", "explained", "looks", "looks"]
+    assert sorted(decoded) == ["explained", "explained", "forced", "forced"]
     rows = re.findall(
         r"^(explaining|writing|reading) +(\S.*?) {2,}([\d.]+) +([\d.]+) +([\d.]+)\s*$",
         result.stderr,
