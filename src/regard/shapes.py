@@ -5,6 +5,7 @@
 K key heads, Hq and Hk query and key widths, V value width.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,10 +86,10 @@ class Axes:
         return array[None, None] if self.rank == 2 else array[:, None] if self.rank == 3 else array
 
 
-def as_array(name: str, given: Any) -> Array:
-    """jnp.asarray(given); a TypeError that names the argument where that is no array."""
+def as_array(name: str, given: Any, make: Callable[[Any], Any] = jnp.asarray) -> Array:
+    """make(given), an array; a TypeError that names the argument where that is no array."""
     try:
-        return jnp.asarray(given)
+        return make(given)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be an array. Got {given!r}. ({error})") from None
 

@@ -23,7 +23,9 @@ from regard.score.contract import (
     accumulation_dtype,
     matmul_precision,
     project,
+    register_score,
     repeat_heads,
+    require_arrays,
     with_heads,
 )
 from regard.score.logistic_form import (
@@ -90,7 +92,7 @@ def lift_anywhere() -> AbstractContextManager[None]:
     return _with_policy(anywhere=True)
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class Additive(Score):
     """Additive score: a(q, k) = wᵀ tanh(W_q q + W_k k), for queries and keys of any two widths.
@@ -208,15 +210,13 @@ class Additive(Score):
         return replace(narrow, in_range=_guard(narrow.in_range, vector), otherwise=sines)
 
     def check(self, query_width: int, key_width: int) -> None:
+        kernels = dict(query_kernel=self.query_kernel, key_kernel=self.key_kernel)
+        arrays = kernels | dict(vector=self.vector)
+        require_arrays(self, **arrays)
         hidden = self.vector.shape[-1] if self.vector.ndim in (1, 2) else -1
         query_shape = _shape(self.query_kernel, query_width, hidden)
         key_shape = _shape(self.key_kernel, key_width, hidden)
         if query_shape != (query_width, hidden) or key_shape != (key_width, hidden):
-            arrays = {
-                "query_kernel": self.query_kernel,
-                "key_kernel": self.key_kernel,
-                "vector": self.vector,
-            }
             got = ", ".join(
                 f"{name} {None if array is None else list(array.shape)}"
                 for name, array in arrays.items()

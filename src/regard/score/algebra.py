@@ -24,6 +24,7 @@ from regard.score.contract import (
     as_multiplied,
     over_heads,
     promote,
+    register_score,
     require_score,
     with_heads,
 )
@@ -89,7 +90,7 @@ def multiplied(factor: Any, score: Score) -> Score:
     return Scaled(factor, score)
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class Sum(Score):
     """a(q, k) = Σ_i a_i(q, k), made by `+`.
@@ -233,7 +234,7 @@ class Sum(Score):
         return [Part(term, queries[of_q], keys[of_k]) for term, (of_q, of_k) in every]
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class Scaled(Score):
     """c · a(q, k), made by `*`. The factor is a leaf: it may be learned, and (N,), one per head.

@@ -17,6 +17,7 @@ from regard.score.contract import (
     accumulation_dtype,
     as_multiplied,
     over_heads,
+    register_score,
     repeat_heads,
     with_heads,
 )
@@ -25,7 +26,7 @@ from regard.shapes import require_one_width
 SAMPLE = 64  # the mean of at least so many keys stands for the mean of all
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class Gaussian(Score):
     """Gaussian kernel: a(q, k) = -‖q - k‖² / (2 width²), Nadaraya–Watson under softmax.
