@@ -227,9 +227,12 @@ def _canonical_lens(lens: Array, axes: Axes) -> Array:
             "one length per example (B,), or one per query (B, T)",
         )
     # Clipped in its own dtype: int64 and uint64 past the range of int32 would wrap around.
-    largest = axes.S if axes.symbolic() else min(axes.S, jnp.iinfo(lens.dtype).max)
+    largest = min(jnp.iinfo(lens.dtype).max, jnp.iinfo(jnp.int32).max)
+    largest = largest if axes.symbolic() else min(axes.S, largest)
     lens = jnp.clip(lens, jnp.asarray(0, lens.dtype), jnp.asarray(largest, lens.dtype))
     lens = lens.astype(jnp.int32)
+    if axes.symbolic():  # int8 may not hold S
+        lens = jnp.minimum(lens, _int32(axes.S))
     if lens.ndim == 3:
         return lens
     if axes.rank == 2:
