@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -264,6 +265,37 @@ def test_a_score_without_attributes_needs_no_registration_inside_another(attend)
         found = regard.attend(x, regard.Memory.of(x, x, score=score))
     expected = regard.attend(x, x, x, score=regard.Rotary(regard.Dot(2.0)))
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+
+
+def test_scores_of_equal_structure_are_told_apart():
+    """JAX alone takes the structures of these classes for equal, and where their hashes are alike
+    it runs the program of another one: in 50 classes, a few times.
+    """
+
+    def score_times(factor):
+        class Times(regard.Score):
+            rate: float = 1.0
+
+            def scores(self, query, key):
+                return factor * self.rate * jnp.einsum("...td,...sd->...ts", query, key)
+
+        return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(Times))()
+
+    x = jnp.asarray([[1.0], [0.5]], jnp.float32)
+    factors = [0.1 * number for number in range(50)]
+    found = [regard.weights(x, x, score=score_times(factor)) for factor in factors]
+    wanted = [jax.nn.softmax(factor * x @ x.T, axis=-1) for factor in factors]
+    np.testing.assert_allclose(found, wanted, rtol=2e-6)
+
+
+def test_regard_s_own_scores_have_structures_of_their_own():
+    array = jnp.ones(3, jnp.float32)
+    scores = [regard.Dot(array), regard.Gaussian(array), regard.Bilinear(array), Plain()]
+    structures = [jax.tree.structure(score) for score in scores]
+    assert all(one != other for one, other in itertools.combinations(structures, 2))
+    assert structures[0] == jax.tree.structure(regard.Dot(2.0))
+    paths = jax.tree_util.tree_leaves_with_path(2.0 * scores[0])
+    assert [jax.tree_util.keystr(path) for path, _ in paths] == [".factor", ".score.scale"]
 
 
 def test_an_attribute_set_after_the_first_call_is_not_lost():

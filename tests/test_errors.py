@@ -411,6 +411,61 @@ BAD = {
     ),
     # what is no array at all
     "no query": (lambda: regard.attend(None, K, V), TypeError, ["query must be an array", "None"]),
+    "big-endian query": (
+        lambda: regard.attend(np.ones((2, 3, 4), ">f4"), K, V),
+        TypeError,
+        ["query must be an array", ">f4"],
+    ),
+    "ragged query": (
+        lambda: regard.attend([[1.0], [2.0, 3.0]], K, V),
+        TypeError,
+        ["query must be an array", "[[1.0], [2.0, 3.0]]"],
+    ),
+    "ragged lengths": (
+        lambda: attend(valid_lens=[[1], [2, 3]]),
+        TypeError,
+        ["valid_lens must be an array", "[[1], [2, 3]]"],
+    ),
+    "lengths of objects": (
+        lambda: attend(valid_lens=np.array([None, 1])),
+        TypeError,
+        ["valid_lens must be an array", "[None, 1]"],
+    ),
+    "mask of objects": (
+        lambda: attend(mask=np.array([None])),
+        TypeError,
+        ["mask must be an array", "[None]"],
+    ),
+    "positions by name": (
+        lambda: attend(score=regard.Alibi(), query_positions="end"),
+        TypeError,
+        ["query_positions must be an array", "end"],
+    ),
+    "scores by name": (
+        lambda: regard.masked_softmax("scores"),
+        TypeError,
+        ["scores must be an array", "'scores'"],
+    ),
+    "parts of integers": (
+        lambda: regard.merge((ones(2, 2, dtype=jnp.int32), ones(2))),
+        TypeError,
+        ["merge takes floating-point parts", "int32, float32"],
+    ),
+    "a kernel as a list": (
+        lambda: attend(score=regard.Bilinear([[1.0] * 4] * 4)),
+        TypeError,
+        ["Bilinear's kernel is an array", "Fix: jnp.array(kernel)"],
+    ),
+    "a vector as a list": (
+        lambda: attend(score=regard.Additive(KERNEL, KERNEL, [1.0] * 7)),
+        TypeError,
+        ["Additive's vector is an array", "Fix: jnp.array(vector)"],
+    ),
+    "a scale by name": (
+        lambda: attend(score=regard.Dot("sqrt")),
+        TypeError,
+        ["Dot's parameters are numbers and arrays", "'sqrt'"],
+    ),
     "bias by name": (lambda: attend(bias="alibi"), TypeError, ["bias must be an array", "'alibi'"]),
     "mask by name": (
         lambda: attend(mask="causal"),

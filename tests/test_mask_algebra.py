@@ -332,6 +332,18 @@ HUGE = {
 }
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, list])
+def test_segment_ids_past_int32_are_told_apart(kind):
+    ids = np.array([0, 2**32, 5, 2**40], np.int64)  # alike in their lowest 32 bits: 0 and 2**32
+    large = ids.tolist() if kind is list else ids.astype(kind)
+    x = jnp.ones((4, 2), jnp.float32)
+    with jax.enable_x64(False):
+        for mask in (Mask.segments(large), Mask.segments(large, large[::-1])):
+            found = regard.weights(x, x, mask=mask)
+            keys = ids if mask.shared_ids[0] else ids[::-1]
+            np.testing.assert_array_equal(found, ids[:, None] == keys[None])
+
+
 @pytest.mark.parametrize("name", HUGE)
 def test_lengths_past_int32_are_clipped_where_jax_has_no_int64(name):
     """JAX without 64 bits would wrap 2^40 + 1 around to 1."""

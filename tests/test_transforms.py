@@ -224,6 +224,22 @@ def test_export_with_open_sizes(name):
             np.testing.assert_allclose(got, want, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int32])
+def test_export_with_open_sizes_and_lengths_of_few_bits(dtype):
+    S = jax.export.symbolic_shape("S")[0]
+
+    def pool(x, lens):
+        return regard.weights(x[:1], x, valid_lens=lens)
+
+    arguments = jax.ShapeDtypeStruct((S, 2), jnp.float32), jax.ShapeDtypeStruct((), dtype)
+    exported = jax.export.export(jax.jit(pool))(*arguments)
+    for size in (300, 5):
+        x, lens = jnp.ones((size, 2), jnp.float32), jnp.asarray(100, dtype)
+        count = min(size, 100)
+        expected = np.where(np.arange(size) < count, 1 / count, 0)[None]
+        np.testing.assert_allclose(exported.call(x, lens), expected, rtol=1e-5)
+
+
 def test_open_sizes_are_explained_and_refused_by_name():
     x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("B, T, 4"), jnp.float32)
     said = []

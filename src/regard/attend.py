@@ -29,7 +29,8 @@ from regard.pool.reference import dense_weights
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import Score, accumulation_dtype
 from regard.score.positions import as_int32
-from regard.shapes import check
+from regard.score.registration import classes_in
+from regard.shapes import as_array, check
 
 
 class Options(Pipeline, total=False):
@@ -224,7 +225,7 @@ def attend(
 
 def arrays_of(given: dict[str, Any], valid_lens: Array | None, score: Score) -> dict[str, Any]:
     """The arrays of a call, each of them one array: a list would be traced number by number."""
-    arrays = {n: jnp.asarray(x) if isinstance(x, list | tuple) else x for n, x in given.items()}
+    arrays = {n: as_array(n, x) if isinstance(x, list | tuple) else x for n, x in given.items()}
     arrays |= {} if score is DOT else dict(score=score)
     return arrays | dict(valid_lens=None if valid_lens is None else as_lens(valid_lens))
 
@@ -242,11 +243,13 @@ class Program(NamedTuple):
     settings: Hashable
     device: Device
     policy: LiftPolicy
+    classes: tuple[type, ...]
 
     @classmethod
     def of(cls, choice: Choice) -> "Program":
-        request = choice.request
-        return cls(choice.backend, choice.backend.settings(request), request.device, lift_policy())
+        request, settings = choice.request, choice.backend.settings(choice.request)
+        classes = classes_in(request.score)
+        return cls(choice.backend, settings, request.device, lift_policy(), classes)
 
 
 def _attend(
@@ -387,12 +390,12 @@ def program_of(arrays: dict[str, Any], static: Static) -> Program | None:
     None where the call has to be run step by step, and where it is refused: the call itself then
     says why.
     """
-    found = _signature(arrays, static)
-    if found is None:
-        return None
     try:
+        found = _signature(arrays, static)
         program = _programs.get(found, _UNKNOWN)
-    except TypeError:  # a part of it that cannot be hashed
+    except TypeError:  # a part of it that is no array of JAX, or that cannot be hashed
+        return None
+    if found is None:
         return None
     if program is _UNKNOWN:
         try:

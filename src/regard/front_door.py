@@ -202,6 +202,9 @@ def positions(
 
 def _check_parts(score: Score, normalize: Normalizer, axes: Axes, query: Array, key: Array) -> None:
     require_score(score)
+    for leaf in jax.tree.leaves(score):
+        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
+            raise TypeError(f"{score.label()}'s parameters are numbers and arrays. Got {leaf!r}.")
     if not isinstance(normalize, Normalizer):
         raise TypeError(
             "normalize must be one of Softmax(), Sparsemax(), Kernel(f), Cone(f), Hard(), "

@@ -7,6 +7,7 @@ The checks that scores make of their own arguments are here too.
 K key heads, Hq and Hk query and key widths, V value width.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,10 +88,10 @@ class Axes:
         return array[None, None] if self.rank == 2 else array[:, None] if self.rank == 3 else array
 
 
-def as_array(name: str, given: Any) -> Array:
-    """jnp.asarray(given); a TypeError that names the argument where that is no array."""
+def as_array(name: str, given: Any, make: Callable[[Any], Any] = jnp.asarray) -> Array:
+    """make(given), an array; a TypeError that names the argument where that is no array."""
     try:
-        return jnp.asarray(given)
+        return make(given)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} must be an array. Got {given!r}. ({error})") from None
 
@@ -169,6 +170,15 @@ def check_scores(scores: Array) -> Axes:
     leading = (1,) * (4 - scores.ndim) + scores.shape[:-2]
     B, N = leading if scores.ndim != 3 else (leading[1], 1)
     return Axes(scores.ndim, B, scores.shape[-2], scores.shape[-1], N, N, 0, 0, 0)
+
+
+def require_arrays(name: str, **parameters: Any) -> None:
+    """Raises TypeError for a parameter of this score that is neither an array nor None."""
+    for parameter, given in parameters.items():
+        if given is not None and not hasattr(given, "ndim"):
+            raise TypeError(
+                f"{name}'s {parameter} is an array. Got {given!r}. Fix: jnp.array({parameter})."
+            )
 
 
 def require_one_width(name: str, query_width: int, key_width: int) -> None:

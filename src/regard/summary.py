@@ -29,6 +29,7 @@ from regard.pool.tile import bins_of
 from regard.pool.xla_tiles import TilePlan, Tiles, Tiling, make_operands
 from regard.score.additive import LiftPolicy, lift_policy
 from regard.score.contract import accumulation_dtype
+from regard.score.registration import classes_in
 from regard.shapes import Axes
 
 
@@ -123,15 +124,19 @@ def attention_map(
 
 
 class Settings(NamedTuple):
-    """Forced tile sizes, the device of the call, and what its kernels are traced for, if any."""
+    """Forced tile sizes, the device of the call, what its kernels are traced for, if any, and the
+    classes of its score.
+    """
 
     sizes: Tiling | None
     device: Device
     kernels: KernelSettings | None
+    classes: tuple[type, ...]
 
 
 def _settings(request: Request) -> Settings:
-    return Settings(forced_tiling(), request.device, summary_settings(request))
+    kernels, classes = summary_settings(request), classes_in(request.score)
+    return Settings(forced_tiling(), request.device, kernels, classes)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -18,7 +18,7 @@ from regard.pool.backend import Problem, Request
 from regard.pool.choose import choose
 from regard.score.contract import Score, accumulation_dtype
 from regard.score.registration import require_score
-from regard.shapes import check_scores
+from regard.shapes import as_array, check_scores
 
 
 def weights(
@@ -106,7 +106,7 @@ def masked_softmax(
         The weights, in the scores' shape and dtype; the softmax itself is float32 or wider.
     """
     lens = None if valid_lens is None else as_lens(valid_lens)
-    return _masked_softmax(jnp.asarray(scores), lens, mask)
+    return _masked_softmax(as_array("scores", scores), lens, mask)
 
 
 @jax.jit

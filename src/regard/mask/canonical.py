@@ -13,7 +13,7 @@ from jax import Array
 
 from regard.mask.allowed import Allowed, Band, MaskFacts
 from regard.mask.mask import Mask, as_lens
-from regard.shapes import Axes, shape_error
+from regard.shapes import Axes, as_array, shape_error
 
 NO_BAND = Band(None, None, "start")
 
@@ -210,7 +210,7 @@ def _int32(size: int) -> Array | int:
 
 def _canonical_lens(lens: Array, axes: Axes) -> Array:
     """-> int32 [B|1, N|1, T|1], clipped to [0, S]."""
-    lens = jnp.asarray(as_lens(lens))
+    lens = as_array("valid_lens", as_lens(lens))
     if not jnp.issubdtype(lens.dtype, jnp.integer):
         raise TypeError(
             f"valid_lens must be integers: how many keys take part. Got dtype {lens.dtype}, "
@@ -227,9 +227,12 @@ def _canonical_lens(lens: Array, axes: Axes) -> Array:
             "one length per example (B,), or one per query (B, T)",
         )
     # Clipped in its own dtype: int64 and uint64 past the range of int32 would wrap around.
-    largest = axes.S if axes.symbolic() else min(axes.S, jnp.iinfo(lens.dtype).max)
+    largest = min(jnp.iinfo(lens.dtype).max, jnp.iinfo(jnp.int32).max)
+    largest = largest if axes.symbolic() else min(axes.S, largest)
     lens = jnp.clip(lens, jnp.asarray(0, lens.dtype), jnp.asarray(largest, lens.dtype))
     lens = lens.astype(jnp.int32)
+    if axes.symbolic():  # int8 may not hold S
+        lens = jnp.minimum(lens, _int32(axes.S))
     if lens.ndim == 3:
         return lens
     if axes.rank == 2:
@@ -238,7 +241,7 @@ def _canonical_lens(lens: Array, axes: Axes) -> Array:
 
 
 def _canonical_ids(query_ids: Array, key_ids: Array, axes: Axes) -> tuple[Array, Array]:
-    query_ids, key_ids = jnp.asarray(query_ids), jnp.asarray(key_ids)
+    query_ids, key_ids = as_array("query_ids", query_ids), as_array("key_ids", key_ids)
     arrays = dict(query_ids=query_ids, key_ids=key_ids)
     for ids in arrays.values():
         if not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -262,7 +265,7 @@ def _canonical_array(array: Array, axes: Axes) -> Array:
             "mask must be a regard.Mask or a bool array (True takes part). Got "
             f"{array!r}. Fix: mask=regard.Mask.causal()."
         )
-    array = jnp.asarray(array)
+    array = as_array("mask", array)
     if array.dtype != jnp.bool_:
         raise TypeError(
             f"mask must be bool (True takes part) or a regard.Mask. Got dtype {array.dtype}, shape "

@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 
 from regard.mask.allowed import Band
+from regard.shapes import as_array
 
 
 @jax.tree_util.register_dataclass
@@ -120,7 +121,7 @@ class Mask:
             key_ids: integers, (S,) or (B, S); None, for self-attention, means query_ids.
         """
         shared = key_ids is None or key_ids is query_ids
-        ids = (query_ids, query_ids if key_ids is None else key_ids)
+        ids = _as_ids(query_ids, query_ids if key_ids is None else key_ids)
         return cls(segment_ids=(ids,), shared_ids=(shared,))
 
     @classmethod
@@ -194,11 +195,25 @@ def _width(name: str, width: Any) -> int | None:
         ) from None
 
 
+def _as_ids(query_ids: Any, key_ids: Any) -> tuple[Any, Any]:
+    """Integers of the host past int32 as their ranks, which JAX would wrap around."""
+    both = (query_ids, key_ids)
+    if not all(isinstance(leaf, int | np.ndarray | np.generic) for leaf in jax.tree.leaves(both)):
+        return both
+    query, key = (as_array("segment ids", ids, np.asarray) for ids in both)
+    every = np.append(query, key)
+    integers = query.dtype.kind in "iu" and key.dtype.kind in "iu" and every.dtype.kind in "iu"
+    if not integers or -(2**31) <= int(every.min(initial=0)) <= int(every.max(initial=0)) < 2**31:
+        return query, key
+    ranks = np.unique(every, return_inverse=True)[1].astype(np.int32)
+    return ranks[: query.size].reshape(query.shape), ranks[query.size :].reshape(key.shape)
+
+
 def as_lens(lens: Any) -> Any:
     """Integers of the host as int32, clipped and not wrapped; JAX arrays as they are."""
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(lens)):
         return lens
-    lens = np.asarray(lens)
+    lens = as_array("valid_lens", lens, np.asarray)
     if lens.dtype.kind in "iu" and lens.dtype.itemsize >= 4:
         lens = np.clip(lens, 0, np.iinfo(np.int32).max).astype(np.int32)
     return lens

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.score.contract import accumulation_dtype
+from regard.shapes import as_array
 
 
 def merge(*parts: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -49,7 +50,7 @@ def merge(*parts: tuple[Array, Array]) -> tuple[Array, Array]:
             "merge takes each part as an argument of its own, the pair (output, log-sum-exp). Got "
             f"{', '.join(type(part).__name__ for part in parts)}. Fix: merge(*parts)."
         )
-    pairs = [(jnp.asarray(out), jnp.asarray(lse)) for out, lse in parts]
+    pairs = [(as_array("output", out), as_array("log-sum-exp", lse)) for out, lse in parts]
     shapes = [(out.shape, lse.shape) for out, lse in pairs]
     shape = pairs[0][0].shape
     rows = {2: shape[:1], 3: shape[:2]}.get(len(shape), (shape[0], *shape[2:3], *shape[1:2]))
@@ -60,8 +61,11 @@ def merge(*parts: tuple[Array, Array]) -> tuple[Array, Array]:
             f"log-sum-exp, (T,), (B, T) or (B, N, T). Got {listed}. "
             "Fix: attend(..., return_lse=True) over parts of the keys."
         )
+    found = [array.dtype for pair in pairs for array in pair]
+    if not all(jnp.issubdtype(dtype, jnp.floating) for dtype in found):
+        raise TypeError(f"merge takes floating-point parts. Got {', '.join(map(str, found))}.")
     out_dtype = pairs[0][0].dtype
-    wide = accumulation_dtype(*(array.dtype for pair in pairs for array in pair))
+    wide = accumulation_dtype(*found)
     tops = jnp.stack([lse.astype(wide) for _, lse in pairs])
     lse = log_sum_exp(tops, axis=0)
     shares = jnp.exp(tops - jnp.where(lse == -jnp.inf, 0.0, lse)[None])  # of an empty row: 0

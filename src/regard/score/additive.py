@@ -37,8 +37,10 @@ from regard.score.logistic_form import (
     weigh,
 )
 from regard.score.narrow_lift import narrow_lift
+from regard.score.registration import register_score
 from regard.score.sine_features import SineExpansion
 from regard.score.sine_series import SeriesTable
+from regard.shapes import require_arrays
 
 # One rounding of the number itself, in the types whose rounding is coarser than 1e-6.
 DEFAULT_TOLERANCE = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 1e-6}
@@ -90,7 +92,7 @@ def lift_anywhere() -> AbstractContextManager[None]:
     return _with_policy(anywhere=True)
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class Additive(Score):
     """Additive score: a(q, k) = wᵀ tanh(W_q q + W_k k), for queries and keys of any two widths.
@@ -208,15 +210,13 @@ class Additive(Score):
         return replace(narrow, in_range=_guard(narrow.in_range, vector), otherwise=sines)
 
     def check(self, query_width: int, key_width: int) -> None:
+        kernels = dict(query_kernel=self.query_kernel, key_kernel=self.key_kernel)
+        arrays = kernels | dict(vector=self.vector)
+        require_arrays(self.label(), **arrays)
         hidden = self.vector.shape[-1] if self.vector.ndim in (1, 2) else -1
         query_shape = _shape(self.query_kernel, query_width, hidden)
         key_shape = _shape(self.key_kernel, key_width, hidden)
         if query_shape != (query_width, hidden) or key_shape != (key_width, hidden):
-            arrays = {
-                "query_kernel": self.query_kernel,
-                "key_kernel": self.key_kernel,
-                "vector": self.vector,
-            }
             got = ", ".join(
                 f"{name} {None if array is None else list(array.shape)}"
                 for name, array in arrays.items()

@@ -28,7 +28,7 @@ from regard.score.contract import (
 )
 from regard.score.gaussian import center_of
 from regard.score.positions import Placement
-from regard.score.registration import require_score
+from regard.score.registration import register_score, require_score
 from regard.score.side_by_side import (
     ScaledExpansion,
     Span,
@@ -89,7 +89,7 @@ def multiplied(factor: Any, score: Score) -> Score:
     return Scaled(factor, score)
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class Sum(Score):
     """a(q, k) = Σ_i a_i(q, k), made by `+`.
@@ -233,7 +233,7 @@ class Sum(Score):
         return [Part(term, queries[of_q], keys[of_k]) for term, (of_q, of_k) in every]
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class Scaled(Score):
     """c · a(q, k), made by `*`. The factor is a leaf: it may be learned, and (N,), one per head.

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import jax
 from jax import Array
 
 from regard.score.contract import (
@@ -14,9 +13,11 @@ from regard.score.contract import (
     with_heads,
 )
 from regard.score.dot import Dot
+from regard.score.registration import register_score
+from regard.shapes import require_arrays
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class Bilinear(Score):
     """Bilinear score: a(q, k) = qᵀ M k, for queries and keys of any two widths.
@@ -62,6 +63,7 @@ class Bilinear(Score):
         return Dot(1.0), projected.astype(key.dtype)
 
     def check(self, query_width: int, key_width: int) -> None:
+        require_arrays(self.label(), kernel=self.kernel)
         if self.kernel.ndim not in (2, 3) or self.kernel.shape[-2:] != (query_width, key_width):
             raise ValueError(
                 "Bilinear's kernel must have shape (Hq, Hk), or (N, Hq, Hk) for one per head. "

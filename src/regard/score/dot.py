@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import cast
 
-import jax
 from jax import Array
 
 from regard.score.contract import (
@@ -17,10 +16,11 @@ from regard.score.contract import (
     repeat_heads,
     with_heads,
 )
+from regard.score.registration import register_score
 from regard.shapes import require_one_width
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class Dot(Score):
     """Scaled dot product: a(q, k) = scale · q.k, with scale = 1/sqrt(D) unless given.

@@ -20,12 +20,13 @@ from regard.score.contract import (
     repeat_heads,
     with_heads,
 )
+from regard.score.registration import register_score
 from regard.shapes import require_one_width
 
 SAMPLE = 64  # the mean of at least so many keys stands for the mean of all
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class Gaussian(Score):
     """Gaussian kernel: a(q, k) = -‖q - k‖² / (2 width²), Nadaraya–Watson under softmax.

@@ -23,6 +23,7 @@ from regard.score.contract import (
     project,
     with_heads,
 )
+from regard.score.registration import register_score
 
 # For larger arguments e^2x e^2y, or its inverse, would leave the range of float32.
 REACH = 20.0
@@ -32,7 +33,7 @@ REACH = 20.0
 _CACHED = 1 << 23
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class LogisticForm(Score):
     """a = sum_h w_h (1 - 2 r_h), r = 1 / (1 + query key), for query = e^2x and key = e^2y.
@@ -98,7 +99,7 @@ def exponent(stored: Float[Array, "... h"]) -> Float[Array, "... h"]:
     return jnp.where(inside, 0.5 * jnp.log(jnp.where(inside & (stored > 0), stored, 1.0)), plain)
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class ExponentialKeys(Score):
     """The additive score of queries and of keys stored as `exponential(W_k k)`.

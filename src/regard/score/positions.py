@@ -24,7 +24,8 @@ from regard.score.contract import (
     with_heads,
 )
 from regard.score.dot import Dot
-from regard.shapes import require_one_width
+from regard.score.registration import register_score
+from regard.shapes import as_array, require_one_width
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def default_positions(query_len: int, key_len: int) -> tuple[Array, Array]:
 def as_int32(name: str, given: Any) -> Array:
     """Integers as int32, which holds them wherever they are known."""
     if not isinstance(given, jax.Array):
-        given = np.asarray(given)
+        given = as_array(name, given, np.asarray)
     wide = given.dtype.kind in "iu" and not np.can_cast(given.dtype, np.int32)
     if wide and given.size and not isinstance(given, jax.core.Tracer):
         low, high = int(given.min()), int(given.max())
@@ -72,7 +73,7 @@ def as_int32(name: str, given: Any) -> Array:
                 f"{given.dtype} from {low} to {high}. Fix: count from a nearer position: only "
                 "distances matter."
             )
-    return jnp.asarray(given, jnp.int32 if wide else None)
+    return as_array(name, given, lambda given: jnp.asarray(given, jnp.int32 if wide else None))
 
 
 @jax.jit
@@ -120,7 +121,7 @@ class Positional(Score):
 # Rotary.
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class Rotary(Positional):
     """Rotary positions: the inner score of queries and keys rotated by their positions.
@@ -278,7 +279,7 @@ def alibi_slopes(heads: int) -> np.ndarray:
     return slopes
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class Alibi(Positional):
     """Attention with linear biases: a = -m (i - j), of a query at i, a key at j and a head's m.
@@ -320,7 +321,7 @@ class Alibi(Positional):
         return with_heads(0, slopes=self.slopes)
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class AlibiAt(Score):
     """`Alibi` of columns of positions."""

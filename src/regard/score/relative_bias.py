@@ -9,12 +9,19 @@ import numpy as np
 from jax import Array
 
 from regard.placement import current_platform
-from regard.score.contract import Lift, Score, accumulation_dtype, with_heads
+from regard.score.contract import (
+    Lift,
+    Score,
+    accumulation_dtype,
+    with_heads,
+)
 from regard.score.distances import over_distances
 from regard.score.positions import Placement, Positional, from_columns
+from regard.score.registration import register_score
+from regard.shapes import require_arrays
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class RelativeBias(Positional):
     """A learned bias by distance: a = table[bucket(j - i)], for a query at i and a key at j.
@@ -52,10 +59,7 @@ class RelativeBias(Positional):
         return self, key[..., :0]  # a memory stores the positions of its keys
 
     def check(self, query_width: int, key_width: int) -> None:
-        if not hasattr(self.table, "ndim"):
-            raise TypeError(
-                f"RelativeBias's table is an array. Got {self.table!r}. Fix: jnp.array(table)."
-            )
+        require_arrays(self.label(), table=self.table)
         count = self.table.shape[-1] if self.table.ndim in (1, 2) else 0
         if self.max_distance is None:
             rule, fits = "an odd number of entries, for distances -R to R", count % 2 == 1
@@ -76,7 +80,7 @@ class RelativeBias(Positional):
         return with_heads(1, table=self.table)
 
 
-@jax.tree_util.register_dataclass
+@register_score
 @dataclass(frozen=True)
 class RelativeBiasAt(Score):
     """`RelativeBias` of columns of positions."""
