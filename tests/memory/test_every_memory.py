@@ -244,7 +244,7 @@ def test_hypotheses_share_the_memory_of_their_sentence():
     memory = regard.Memory.of(key, value, score=score, valid_lens=jnp.asarray([8, 3, 5]))
     got = regard.attend(beam, memory)
     rows = jnp.asarray([2, 0])
-    alone = regard.attend(beam[rows], memory.rows(rows))
+    alone = regard.attend(beam[rows], memory.rows([2, 0]))
     np.testing.assert_allclose(alone, got[rows], atol=1e-6)  # a batch of another size rounds anew
     for hypothesis in range(5):
         alone = regard.attend(beam[:, hypothesis, None], memory)
@@ -411,3 +411,5 @@ def test_a_window_keeps_the_last_tokens_of_a_long_chunk():
     assert np.isnan(early).all()  # its keys were overwritten
     with pytest.raises(ValueError, match="window must be positive and at most max_len"):
         regard.Memory.empty(1, 4, key_width=1, value_width=1, window=5)
+    with pytest.raises(ValueError, match="Got batch 1, max_len -4"):
+        regard.Memory.empty(1, -4, key_width=1, value_width=1)
