@@ -327,6 +327,24 @@ def test_scan_and_vmap(kind):
     np.testing.assert_allclose(got[1], expected[::-1], atol=2e-6)
 
 
+def test_export_with_a_symbolic_batch_and_length():
+    score, query, key, value = drawn("additive", 3)
+    b, s = jax.export.symbolic_shape("b, s")
+
+    def run(query, key, value):
+        memory = regard.Memory.of(key, value, score=score)
+        grown = regard.Memory.of(key[:, :2], value[:, :2], score=score, max_len=4)
+        grown = grown.append(key[:, :1], value[:, :1])
+        return regard.attend(query, memory), regard.attend(query, grown)
+
+    shapes = [(b, 1, query.shape[-1]), (b, s + 1, key.shape[-1]), (b, s + 1, V)]
+    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    inputs = query[:, :1], key, value
+    exported = jax.export.export(jax.jit(run))(*given)
+    for got, expected in zip(exported.call(*inputs), run(*inputs), strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-6)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_append_to_a_donated_memory_copies_nothing(kind):
     score = regard.Additive(*(jnp.ones(s, jnp.float32) for s in ((8, 16), (8, 16), (16,))))

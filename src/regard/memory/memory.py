@@ -353,7 +353,8 @@ class Memory:
         """int32 (B,): how many of a chunk's `count` tokens belong to each example."""
         batch = self.length.shape[0]
         # NumPy as long as the numbers are known: within jit, JAX would turn them into tracers.
-        found: Any = jnp if isinstance(lens, jax.core.Tracer) else np
+        symbolic = not (isinstance(count, int) and isinstance(batch, int))  # by jax.export
+        found: Any = jnp if isinstance(lens, jax.core.Tracer) or symbolic else np
         lens = found.asarray(count if lens is None else lens)
         if not jnp.issubdtype(lens.dtype, jnp.integer):
             raise TypeError(
@@ -367,7 +368,8 @@ class Memory:
                 f"memory.length {list(self.length.shape)}. Fix: mask=regard.Mask.lengths(lens) for "
                 "lengths per query, in positions of the whole text."
             )
-        most = min(count, jnp.iinfo(lens.dtype).max)  # clipped in its own dtype: int64 would wrap
+        largest = jnp.iinfo(lens.dtype).max  # clipped in its own dtype: int64 would wrap
+        most = min(count, largest) if isinstance(count, int) else count
         clipped = found.clip(lens, found.asarray(0, lens.dtype), found.asarray(most, lens.dtype))
         return found.broadcast_to(clipped.astype(jnp.int32), (batch,))
 
