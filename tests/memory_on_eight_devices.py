@@ -59,6 +59,12 @@ def main(name, kind):
     np.testing.assert_allclose(out, expected, atol=2e-6)
     np.testing.assert_allclose(grown.key, expected_memory.key, atol=2e-6)
     kept = grown.key.sharding.is_equivalent_to(inputs[1].sharding, 4)
+    with jax.set_mesh(mesh):
+        begun = regard.Memory.empty(B, S, window=window, **sizes).append(*inputs[1:])
+        options = dict(score=SCORES[name], valid_lens=inputs[3], max_len=S)
+        at_once = regard.Memory.of(*inputs[1:3], **options)
+    for memory in (begun, at_once):  # slots that lay nowhere yet lie as the chunk does
+        kept &= memory.key.sharding.is_equivalent_to(inputs[1].sharding, 4)
     print(f"{name}, {kind}: gathers {found}, sharding kept {kept}")
 
 

@@ -8,7 +8,7 @@ the CPU's path.
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
@@ -188,30 +188,37 @@ def shard_as_queries(
     key = arrays["key"]  # or a Memory of keys
     rank, spec, of_keys = (
         arrays["query"].ndim,
-        _spec(arrays["query"]),
-        _spec(getattr(key, "key", key)),
+        spec_of(arrays["query"]),
+        spec_of(getattr(key, "key", key)),
     )
     batch = (spec[0] or of_keys[0],) if rank > 2 else ()
     rows, heads = spec[rank - 2 if rank < 4 else 1], spec[2:3] if rank == 4 else ()
     specs = dict(out=(*batch, rows, *heads, None), weights=(*batch, *heads, rows, None), flag=())
     specs["lse"] = (*batch, *heads, rows)
-    shardings = tuple(NamedSharding(mesh, PartitionSpec(*specs[name])) for name in results)
+    found = compiler_decides(mesh, call, arrays, tuple(specs[name] for name in results))
+    return found if len(results) > 1 else found[0]
+
+
+def compiler_decides(
+    mesh: Any, call: Callable[..., Any], arrays: dict[str, Any], specs: Sequence[tuple]
+) -> tuple:
+    """The results of call(**arrays), one or a tuple, which lie on the mesh as `specs` say."""
     leaves, flat = jax.tree.flatten(arrays)
     structure: Any = flat
     on_mesh = [isinstance(leaf, jax.Array) for leaf in leaves]
 
-    def compiler_decides(given: list[Array]) -> Any:
+    def whole(given: list[Array]) -> Any:
         rest = iter(given)
-        whole = [next(rest) if on else leaf for on, leaf in zip(on_mesh, leaves, strict=True)]
-        found = call(**structure.unflatten(whole))
-        return found if len(results) > 1 else (found,)
+        every = [next(rest) if on else leaf for on, leaf in zip(on_mesh, leaves, strict=True)]
+        found = call(**structure.unflatten(every))
+        return found if len(specs) > 1 else (found,)
 
     given = [leaf for on, leaf in zip(on_mesh, leaves, strict=True) if on]
-    found = jax.sharding.auto_axes(compiler_decides, out_sharding=shardings)(given)
-    return found if len(results) > 1 else found[0]
+    shardings = tuple(NamedSharding(mesh, PartitionSpec(*spec)) for spec in specs)
+    return jax.sharding.auto_axes(whole, out_sharding=shardings)(given)
 
 
-def _spec(array: Array) -> tuple:
+def spec_of(array: Array) -> tuple:
     """By axis, the mesh axes that it lies on; None where it is whole."""
     known = tuple(jax.typeof(array).sharding.spec)
     return known + (None,) * (array.ndim - len(known))

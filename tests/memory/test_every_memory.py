@@ -244,7 +244,7 @@ def test_hypotheses_share_the_memory_of_their_sentence():
     memory = regard.Memory.of(key, value, score=score, valid_lens=jnp.asarray([8, 3, 5]))
     got = regard.attend(beam, memory)
     rows = jnp.asarray([2, 0])
-    alone = regard.attend(beam[rows], memory.rows(rows))
+    alone = regard.attend(beam[rows], memory.rows([2, 0]))
     np.testing.assert_allclose(alone, got[rows], atol=1e-6)  # a batch of another size rounds anew
     for hypothesis in range(5):
         alone = regard.attend(beam[:, hypothesis, None], memory)
@@ -325,6 +325,24 @@ def test_scan_and_vmap(kind):
     got = jax.jit(jax.vmap(decode))(*both)
     np.testing.assert_allclose(got[0], expected, atol=2e-6)
     np.testing.assert_allclose(got[1], expected[::-1], atol=2e-6)
+
+
+def test_export_with_a_symbolic_batch_and_length():
+    score, query, key, value = drawn("additive", 3)
+    b, s = jax.export.symbolic_shape("b, s")
+
+    def run(query, key, value):
+        memory = regard.Memory.of(key, value, score=score)
+        grown = regard.Memory.of(key[:, :2], value[:, :2], score=score, max_len=4)
+        grown = grown.append(key[:, :1], value[:, :1])
+        return regard.attend(query, memory), regard.attend(query, grown)
+
+    shapes = [(b, 1, query.shape[-1]), (b, s + 1, key.shape[-1]), (b, s + 1, V)]
+    given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    inputs = query[:, :1], key, value
+    exported = jax.export.export(jax.jit(run))(*given)
+    for got, expected in zip(exported.call(*inputs), run(*inputs), strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -411,3 +429,5 @@ def test_a_window_keeps_the_last_tokens_of_a_long_chunk():
     assert np.isnan(early).all()  # its keys were overwritten
     with pytest.raises(ValueError, match="window must be positive and at most max_len"):
         regard.Memory.empty(1, 4, key_width=1, value_width=1, window=5)
+    with pytest.raises(ValueError, match="Got batch 1, max_len -4"):
+        regard.Memory.empty(1, -4, key_width=1, value_width=1)

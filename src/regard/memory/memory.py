@@ -16,7 +16,14 @@ import numpy as np
 from jax import Array
 
 from regard.memory.slots import known, own, with_heads, write, write_pages, write_ring, zero_padding
-from regard.placement import Device, device_of, on_device
+from regard.placement import (
+    Device,
+    compiler_decides,
+    device_of,
+    explicit_mesh,
+    on_device,
+    spec_of,
+)
 from regard.score.contract import Score
 from regard.score.dot import Dot
 from regard.score.registration import require_score
@@ -187,6 +194,8 @@ class Memory:
         """
         if score is not None:
             require_score(score)
+        if any(isinstance(size, int) and size < 0 for size in (batch, max_len)):
+            raise ValueError(f"sizes are not negative. Got batch {batch}, max_len {max_len}.")
         if window is not None and not 0 < window <= max_len:
             raise ValueError(
                 "window must be positive and at most max_len, the slots that there are. Got "
@@ -284,6 +293,7 @@ class Memory:
     def rows(self, which: Array) -> "Memory":
         """The memory of some of the examples, by their numbers (b,): for beams, and for batches
         from which finished examples are taken out."""
+        which = jnp.asarray(which)
         length = self.length[which]
         if self.table is not None:
             return replace(self, table=self.table[which], length=length)
@@ -316,24 +326,40 @@ class Memory:
         count = key.shape[1]
         lens = self.chunk_lens(lens, count)
         self._check_room(key, lens)
-        end = self.length + lens
         if count == 0:
             return self
+        arrays: dict[str, Any] = dict(self=self, key=key, value=value, lens=lens)
+        mesh = explicit_mesh(self.key, key, value)
+        if mesh is None:
+            held = Memory._written(**arrays)
+        else:
+            lie, rows = spec_of(self.key), spec_of(self.length)
+            if self.table is None:  # as the chunk lies, where the slots lie nowhere yet
+                batch, _, heads, _ = (a or b for a, b in zip(lie, spec_of(key), strict=True))
+                lie, rows = (batch, None, heads), (batch,)
+            held = compiler_decides(mesh, Memory._written, arrays, (lie, lie, rows))
+        stored, values, length = held
+        made = self.made._replace(whole=False)
+        return replace(self, key=stored, value=values, length=length, made=made)
+
+    def _written(self, key: Array, value: Array, lens: Array) -> tuple[Array, Array, Array]:
+        """Keys, values and lengths with a chunk more."""
+        end = self.length + lens
         key, value = zero_padding(key, value, lens)
-        key = self._prepare(key.astype(self.made.key_dtype), self.positions(count))
+        key = self._prepare(key.astype(self.made.key_dtype), self.positions(key.shape[1]))
         if self.table is not None:
             into: Callable = functools.partial(write_pages, self.table)
         else:
             into = jax.vmap(write if self.made.window is None else write_ring)
         at = (self.length, jnp.asarray(lens))
-        held = dict(key=into(self.key, key, *at), value=into(self.value, value, *at))
-        return replace(self, **held, length=end, made=self.made._replace(whole=False))
+        return into(self.key, key, *at), into(self.value, value, *at), end
 
     def chunk_lens(self, lens: Array | None, count: int) -> Array:
         """int32 (B,): how many of a chunk's `count` tokens belong to each example."""
         batch = self.length.shape[0]
         # NumPy as long as the numbers are known: within jit, JAX would turn them into tracers.
-        found: Any = jnp if isinstance(lens, jax.core.Tracer) else np
+        symbolic = not (isinstance(count, int) and isinstance(batch, int))  # by jax.export
+        found: Any = jnp if isinstance(lens, jax.core.Tracer) or symbolic else np
         lens = found.asarray(count if lens is None else lens)
         if not jnp.issubdtype(lens.dtype, jnp.integer):
             raise TypeError(
@@ -347,7 +373,8 @@ class Memory:
                 f"memory.length {list(self.length.shape)}. Fix: mask=regard.Mask.lengths(lens) for "
                 "lengths per query, in positions of the whole text."
             )
-        most = min(count, jnp.iinfo(lens.dtype).max)  # clipped in its own dtype: int64 would wrap
+        largest = jnp.iinfo(lens.dtype).max  # clipped in its own dtype: int64 would wrap
+        most = min(count, largest) if isinstance(count, int) else count
         clipped = found.clip(lens, found.asarray(0, lens.dtype), found.asarray(most, lens.dtype))
         return found.broadcast_to(clipped.astype(jnp.int32), (batch,))
 
