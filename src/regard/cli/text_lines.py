@@ -8,6 +8,7 @@ import contextlib
 import gzip
 import io
 import itertools
+import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -64,8 +65,16 @@ def from_stdin() -> Iterator[str]:
     return _decoded(sys.stdin.buffer, "stdin")
 
 
+def check_not_read(out: Path, *inputs: Path | None) -> None:
+    """Raises ValueError where the output would replace a file that is read."""
+    for path in inputs:
+        path = Path("/dev/stdin") if str(path) == "-" else path
+        if path is not None and path.is_file() and out.exists() and os.path.samefile(path, out):
+            raise ValueError(f"--out would replace the input {path}. Fix: another file.")
+
+
 @contextlib.contextmanager
-def output(path: Path | None) -> Iterator[TextIO]:
+def output(path: Path | None, *inputs: Path | None) -> Iterator[TextIO]:
     """A place to write lines to.
 
     Example:
@@ -82,6 +91,10 @@ def output(path: Path | None) -> Iterator[TextIO]:
     Args:
         path: a file, which appears when the block ends without error; a pipe or a device is
             written to directly; None: stdout.
+        inputs: the files that are read, of which none may be replaced.
+
+    Raises:
+        ValueError: the file is one of the inputs.
     """
     if path is None:
         if hasattr(sys.stdout, "reconfigure"):  # UTF-8, whatever the locale says
@@ -95,6 +108,7 @@ def output(path: Path | None) -> Iterator[TextIO]:
         with named_errors(path), open(path, "w", encoding="utf-8", newline="\n") as file:
             yield file
         return
+    check_not_read(path, *inputs)
     with open_atomically(path.resolve()) as draft:  # where a link points to
         file = io.TextIOWrapper(draft, encoding="utf-8", newline="\n")
         try:

@@ -120,6 +120,14 @@ def test_gold_links_score_every_option(place, monkeypatch):
     assert result.stdout == run(place, *FILES, "--reverse-model", "{}/back").stdout
 
 
+def test_no_input_is_replaced(place):
+    for name in ("source", "target", "gold"):
+        result = run(place, *FILES, "--gold", "{}/gold.txt", "--out", f"{{}}/{name}.txt")
+        assert result.exit_code == 1
+        assert f"--out would replace the input {place}/{name}.txt" in result.stderr
+    assert (place / "source.txt").read_text().splitlines() == SOURCES
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -137,6 +137,7 @@ def test_a_run_is_continued_with_its_own_settings(whole, files):
         (["--resume"], "--resume needs a folder with a run, which has a settings.json"),
         (["--tsv", "missing.tsv"], "missing.tsv"),
         (["--tsv", "BAD"], "bad.tsv:2"),
+        (["--tsv", "/dev/null"], "which a pipe does not allow. Got /dev/null. Fix: a file"),
         (["--tsv", "EMPTY"], "empty"),
         (["--source", "TSV"], "need both source and target. Got no target"),
         (["--tsv", "TSV", "--grammar"], "from one source. Got tsv and grammar"),

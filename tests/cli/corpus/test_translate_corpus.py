@@ -230,6 +230,12 @@ def test_bad_input_leaves_no_folder_behind(model, tmp_path):
     result = run(model, source, tmp_path)
     assert result.exit_code == 1
     assert "--out must be one. Got the folder" in result.stderr
+    (tmp_path / "link.txt").symlink_to(source)
+    for out in (source, tmp_path / "link.txt"):
+        result = run(model, source, out)
+        assert result.exit_code == 1
+        assert "--out would replace the input" in result.stderr
+        assert source.read_text() == "one\n"
 
 
 def test_stopped_by_hand_it_says_how_to_go_on(model, corpus, tmp_path, monkeypatch):

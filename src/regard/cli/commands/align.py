@@ -104,8 +104,8 @@ def command(
         symmetrize = Symmetrize.none if reverse_model is None else both
     with (
         one_line_errors(),
+        output(out, tsv, source, target, gold) as file,
         readable_twice(tsv, source, target, gold) as (tsv, source, target, gold),
-        output(out) as file,
         waiting("reading") as wait,
     ):
         corpus = read_corpus(tsv, source, target, to_align=True)

@@ -92,8 +92,8 @@ def command(
         raise typer.BadParameter("needs --source and --target.", param_hint="--gold-links")
     with (
         one_line_errors(),
+        output(out, tsv, source, target, gold_links) as file,
         readable_twice(tsv, source, target, gold_links) as (tsv, source, target, gold_links),
-        output(out) as file,
         waiting("reading") as wait,
     ):
         pairs = _pairs(tsv, source, target, gold_links, grammar, count)

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from regard.cli import train_hosts, train_run
+from regard.cli.sentence_pairs import is_pipe
 
 if TYPE_CHECKING:
     from regard.seq2seq.train.settings import Settings
@@ -192,8 +193,7 @@ def _asked(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for flag, kind, _, fields, _ in (row for rows in _OPTIONS.values() for row in rows):
         value = options[_name(flag)]
         if value is not None:
-            # A path that holds in any working folder: a run may be continued from another one.
-            sets(fields, str(value.absolute()) if kind is Path else value)
+            sets(fields, _lasting(value) if kind is Path else value)
     name, _, config = (options["hf"] or "").partition(":")
     sentences = options["sentences"] or (GRAMMAR if options["grammar"] else None)
     languages = options["languages"] and tuple(options["languages"].split("-"))
@@ -203,6 +203,20 @@ def _asked(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if value:
             sets(f"data.{key}", value)
     return asked
+
+
+def _lasting(path: Path) -> str:
+    """The path in a form that holds whenever and wherever the run is continued.
+
+    Raises:
+        ValueError: it is a pipe.
+    """
+    if is_pipe(path):
+        raise ValueError(
+            "a run reads its files again when it is continued, which a pipe does not allow. Got "
+            f"{path}. Fix: a file; one compressed by gzip is read as it is."
+        )
+    return str(path.absolute())
 
 
 def _new(folder: Path, recipe: str | None, asked: dict[str, dict[str, Any]]) -> "Settings":

@@ -128,7 +128,8 @@ def command(
         return
     if engine is not EngineName.PROCESS:
         raise typer.BadParameter("on files only, with --in and --out.", param_hint="--engine")
-    with one_line_errors(), output(out) as file:
+    read = () if text else (in_file or Path("/dev/stdin"),)
+    with one_line_errors(), output(out, *read) as file:
         lines, total = _lines(text, in_file)
         show = _Show(file, n_best, as_json, alignment)
         with waiting("loading the model") as wait:

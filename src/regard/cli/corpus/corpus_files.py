@@ -95,9 +95,10 @@ def pair_files(source: Path, out: Path) -> tuple[list[Path], list[Path]]:
 
     Raises:
         OSError: the source is missing, or `out` is a folder and the source is not.
-        ValueError: the source is a folder without files, or has folders in it.
+        ValueError: the source is a folder without files, or has folders in it; or both are one.
     """
     if not source.is_dir():
+        text_lines.check_not_read(out, source)
         return [source], [out]
     entries = sorted(path for path in source.iterdir() if not path.name.startswith("."))
     folders = [path.name for path in entries if path.is_dir()]
