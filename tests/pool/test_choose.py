@@ -48,6 +48,8 @@ PICKED = {
         "blockwise",
     ),
     "a CPU, short, no lift": (dict(device=CPU, axes=SHORT, score=ADDITIVE), "reference"),
+    "a CPU, many short": (dict(device=CPU, axes=dict(B=128, T=50, S=50)), "reference"),
+    "a CPU, many less short": (dict(device=CPU, axes=dict(B=128, T=50, S=70)), "blockwise"),
     "a CPU, few queries of few keys": (dict(device=CPU, axes=dict(T=1, S=99)), "blockwise"),
     "a TPU": (dict(device=TPU), "blockwise"),
     "tiny": (dict(axes=TINY), "reference"),

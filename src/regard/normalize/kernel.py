@@ -77,7 +77,7 @@ class Kernel(_OverSum):
         [0.5, 0.5, 0.0]
 
     Args:
-        f: elementwise, differentiable by JAX, never negative, finite.
+        f: elementwise, differentiable by JAX, never negative, finite; pure, as `jax.jit` needs it.
     """
 
     f: Callable[[Array], Array]
@@ -127,7 +127,7 @@ class Cone(Kernel):
         [[0.0, 2.0]]
 
     Args:
-        f: elementwise, differentiable by JAX, never negative, finite.
+        f: elementwise, differentiable by JAX, never negative, finite; pure, as `jax.jit` needs it.
     """
 
     bounded: ClassVar[bool] = False

@@ -24,6 +24,8 @@ DENSE_LIMIT = 1 << 17
 # The same on a CPU, where inner products of short sequences stay in its cache. A score that is no
 # inner product by its definition holds several numbers per pair, and all of them count.
 CPU_PRODUCTS_LIMIT, CPU_NUMBERS_LIMIT = 1 << 20, 1 << 21
+# Inner products of so few queries and keys are no work for tiles: up to three times as many.
+CPU_SHORT, CPU_SHORT_LIMIT = 64, 3 * CPU_PRODUCTS_LIMIT
 CPU_TINY_LIMIT = 1 << 15  # up to which a CPU takes longer to start any program than to run it
 # On a GPU, numbers in keys and values from which few queries are not pooled by a dense pass, which
 # copies both; not measured.
@@ -35,18 +37,19 @@ def _small(request: Request) -> bool:
     if request.device.platform != "cpu":
         return request.pairs <= DENSE_LIMIT and not _large_cache(request)
     width = max(1, request.score.tile_width(request.axes.query_width))
-    numbers = request.pairs * width
+    axes, numbers = request.axes, request.pairs * width
+    products = CPU_SHORT_LIMIT if max(axes.T, axes.S) <= CPU_SHORT else CPU_PRODUCTS_LIMIT
     if numbers <= CPU_TINY_LIMIT:
         return True
     if not request.normalize.uses_scores:
         return numbers <= CPU_NUMBERS_LIMIT
-    if request.pairs > CPU_PRODUCTS_LIMIT and numbers > CPU_NUMBERS_LIMIT:
+    if request.pairs > products and numbers > CPU_NUMBERS_LIMIT:
         return False
     lift = request.lift  # asked last: it traces the score
     if lift is None or lift.expansion is not None:
         return numbers <= CPU_NUMBERS_LIMIT
     product = lift.key_bias is None and lift.distance_bias is None
-    product = product and request.pairs <= CPU_PRODUCTS_LIMIT
+    product = product and request.pairs <= products
     return product and not request.has_few_queries
 
 
@@ -102,15 +105,15 @@ REGISTRY = [
         Reference(),
         lambda request: request.axes.symbolic() or _small(request),
         f"at most {DENSE_LIMIT:,} weights; on a CPU, at most {CPU_PRODUCTS_LIMIT:,} weights of an "
-        f"inner product without few queries, or {CPU_NUMBERS_LIMIT:,} numbers of the definition of "
-        "a score that is none; not few "
-        f"queries of {CACHE_LIMIT:,} numbers of keys and values on a GPU; or "
-        "sizes that jax.export leaves open",
+        f"inner product without few queries ({CPU_SHORT_LIMIT:,} of up to {CPU_SHORT} queries and "
+        f"keys), or {CPU_NUMBERS_LIMIT:,} numbers of the definition of a score that is none; not "
+        f"few queries of {CACHE_LIMIT:,} numbers of keys and values on a GPU; or sizes that "
+        "jax.export leaves open",
         "two CPU cores, float32, forward and backward: dot product of B=8, T=S=128, N=8, D=64, "
-        "5.4 ms, blockwise 6.5; additive score of B=64, T=S=10, h=256, 2.5 ms, blockwise 4.0; of "
-        "T=S=30, 207 ms, blockwise 24; Gaussian score of B=4, T=75, S=100, D=32, 0.76 ms, "
-        "blockwise 0.20; one query, B=3, S=722, N=4, K=1, D=64, 0.95 ms, blockwise 0.20; not "
-        "measured on a GPU",
+        "5.4 ms, blockwise 6.5; of B=64, T=S=50, N=8, D=64, 25 ms, blockwise 83; additive score of "
+        "B=64, T=S=10, h=256, 2.5 ms, blockwise 4.0; of T=S=30, 207 ms, blockwise 24; Gaussian "
+        "score of B=4, T=75, S=100, D=32, 0.76 ms, blockwise 0.20; one query, B=3, S=722, N=4, "
+        "K=1, D=64, 0.95 ms, blockwise 0.20; not measured on a GPU",
     ),
     Rule(
         CuDNN(),
