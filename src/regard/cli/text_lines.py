@@ -70,7 +70,7 @@ def check_not_read(out: Path, *inputs: Path | None) -> None:
     for path in inputs:
         path = Path("/dev/stdin") if str(path) == "-" else path
         if path is not None and path.is_file() and out.exists() and os.path.samefile(path, out):
-            raise ValueError(f"--out would replace the input {path}. Fix: another file.")
+            raise ValueError(f"the output would replace the input {path}. Fix: another file.")
 
 
 @contextlib.contextmanager

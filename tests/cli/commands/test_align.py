@@ -124,7 +124,7 @@ def test_no_input_is_replaced(place):
     for name in ("source", "target", "gold"):
         result = run(place, *FILES, "--gold", "{}/gold.txt", "--out", f"{{}}/{name}.txt")
         assert result.exit_code == 1
-        assert f"--out would replace the input {place}/{name}.txt" in result.stderr
+        assert f"the output would replace the input {place}/{name}.txt" in result.stderr
     assert (place / "source.txt").read_text().splitlines() == SOURCES
 
 

@@ -1,5 +1,6 @@
 """The demo, with a model that learns next to nothing: its parts, its figures, and its pictures."""
 
+import dataclasses
 import io
 import json
 import re
@@ -40,8 +41,7 @@ def shown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     recipe = folder / "tiny.json"
     recipe.write_text(json.dumps(TINY), encoding="utf-8")
-    (folder / "out" / "run").mkdir(parents=True)
-    (folder / "out" / "run" / "settings.json").write_text("an earlier run's", encoding="utf-8")
+    Settings.load(recipe).save(folder / "out" / "run")  # an earlier demo's
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime_options, "keep_freed_memory", lambda: False)
         patch.setitem(sys.modules, "regard.seq2seq.translator", missing_bundle())
@@ -98,9 +98,18 @@ def test_it_fits_the_terminal(shown):
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("years of work", encoding="utf-8")
+    settings = Settings.named("demo")
     with pytest.raises(FileExistsError, match="has files of something else in it"):
-        demo._fresh(tmp_path / "run")
+        demo._fresh(tmp_path / "run", settings)
     assert (tmp_path / "run" / "thesis.tex").exists()
+    # Nor is a run of the user's removed.
+    run = tmp_path / "own" / "run"
+    dataclasses.replace(settings, beam=5).save(run)
+    (run / "tokenizer.json").touch()
+    with pytest.raises(FileExistsError, match="has files of something else in it"):
+        demo._fresh(run, settings)
+    settings.save(run)
+    assert not demo._fresh(run, settings).exists()
 
 
 def test_the_bundled_model_is_shown_with_its_maps(monkeypatch):

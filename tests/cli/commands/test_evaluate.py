@@ -106,7 +106,8 @@ def test_the_grammar_comes_with_its_links(place):
     ("words", "code", "said"),
     [
         ((*FILES, "--gold-links", "{}/few.txt"), 1, "1 lines"),
-        ((*FILES, "--out", "{}/target.txt"), 1, "--out would replace the input"),
+        ((*FILES, "--out", "{}/target.txt"), 1, "the output would replace the input"),
+        ((*FILES, "--plot", "{}/source.txt"), 1, "the output would replace the input"),
         ((*FILES, "--tokenize", "no such"), 2, "no such"),
         ((*FILES, "--plot", "{}/none/length.png"), 1, "the folder of the plot does not exist"),
         (("--tsv", "{}/none.tsv"), 1, r"none\.tsv"),

@@ -234,7 +234,7 @@ def test_bad_input_leaves_no_folder_behind(model, tmp_path):
     for out in (source, tmp_path / "link.txt"):
         result = run(model, source, out)
         assert result.exit_code == 1
-        assert "--out would replace the input" in result.stderr
+        assert "the output would replace the input" in result.stderr
         assert source.read_text() == "one\n"
 
 

@@ -4,6 +4,7 @@ The second model starts from random parameters and learns the built-in grammar i
 The output of a training run is train_run.py.
 """
 
+import contextlib
 import itertools
 import shutil
 import time
@@ -21,6 +22,7 @@ from regard.cli.terminal.waiting import waiting
 
 if TYPE_CHECKING:
     from regard.seq2seq.train.held_out import Judged
+    from regard.seq2seq.train.settings import Settings
     from regard.show import AttentionMap
 
 WIDTH = 80
@@ -111,7 +113,7 @@ def _train_and_judge(console: Console, folder: Path, recipe: str, held_out: int)
         "It learns English–French sentences of the built-in grammar, which knows their word "
         "alignments. The held-out sentences have combinations of words that are not in training.",
     )
-    run = _fresh(folder / "run")
+    run = _fresh(folder / "run", settings)
     begun = time.monotonic()
     console.print()
     result, ready = train_run.run_training(settings, run, Console(stderr=True, highlight=False))
@@ -147,17 +149,26 @@ def _train_and_judge(console: Console, folder: Path, recipe: str, held_out: int)
     return all(kept for *_, kept in _expectations(found))
 
 
-def _fresh(run: Path) -> Path:
-    """The run's folder, after removing the run of an earlier demo."""
-    from regard.seq2seq.text import tokenizer_pair
-    from regard.seq2seq.train import settings
+def _fresh(run: Path, settings: "Settings") -> Path:
+    """The run's folder, after removing the run of an earlier demo.
 
-    if run.exists() and any(run.iterdir()):
-        ours = (settings.FILE, tokenizer_pair.FILE)  # one of them, if that demo was interrupted
-        if not any((run / name).exists() for name in ours):
+    Args:
+        run: the folder.
+        settings: the demo's, by which an earlier run of it is known.
+    """
+    from regard.seq2seq.text import tokenizer_pair
+    from regard.seq2seq.train.settings import FILE
+
+    if run.exists() and (names := {path.name for path in run.iterdir()}):
+        # A demo that was interrupted early has no settings yet.
+        ours = names <= {".lock", tokenizer_pair.FILE}
+        if FILE in names:
+            with contextlib.suppress(ValueError):  # of another version, or damaged: not ours
+                ours = type(settings).load(run / FILE) == settings
+        if not ours:
             raise FileExistsError(
                 f"the demo trains in {run}, which has files of something else in it. "
-                "Fix: another --folder."
+                "Fix: another --folder, or remove it."
             )
         shutil.rmtree(run)
     return run

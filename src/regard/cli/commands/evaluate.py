@@ -18,7 +18,7 @@ from regard.cli.failures import one_line_errors
 from regard.cli.line_translation import Form, translate_lines
 from regard.cli.sentence_pairs import check_usage, read_corpus, readable_twice
 from regard.cli.terminal.waiting import Waiting, waiting
-from regard.cli.text_lines import output
+from regard.cli.text_lines import check_not_read, output
 
 if TYPE_CHECKING:
     from regard.seq2seq.corpus import Pair
@@ -98,6 +98,7 @@ def command(
     ):
         pairs = _pairs(tsv, source, target, gold_links, grammar, count)
         if plot is not None:
+            check_not_read(plot, tsv, source, target, gold_links)
             _check_plot(plot)
         wait.says("loading the model")
         from regard.seq2seq.decode.hypotheses import SearchOptions
