@@ -24,7 +24,8 @@ DENSE_LIMIT = 1 << 17
 # The same on a CPU, where inner products of short sequences stay in its cache. A score that is no
 # inner product by its definition holds several numbers per pair, and all of them count.
 CPU_PRODUCTS_LIMIT, CPU_NUMBERS_LIMIT = 1 << 20, 1 << 21
-# Inner products of so few queries and keys are no work for tiles: up to three times as many.
+# Where queries and keys are so few, a loop over tiles costs more than it saves: up to three times
+# as many weights.
 CPU_SHORT, CPU_SHORT_LIMIT = 64, 3 * CPU_PRODUCTS_LIMIT
 CPU_TINY_LIMIT = 1 << 15  # up to which a CPU takes longer to start any program than to run it
 # On a GPU, numbers in keys and values from which few queries are not pooled by a dense pass, which

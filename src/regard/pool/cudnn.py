@@ -70,7 +70,9 @@ class Settings(NamedTuple):
 
 
 class CuDNN(Backend):
-    """cuDNN's fused attention; its derivatives past the first are those of tiles in plain XLA."""
+    """cuDNN's fused attention, and its backward pass. Forward mode and all higher derivatives are
+    those of tiles in plain XLA.
+    """
 
     name = "cudnn"
 
