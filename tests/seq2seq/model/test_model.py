@@ -347,26 +347,33 @@ def test_unroll_refuses_a_kernel_used_twice():
         jax.grad(lambda k: unroll(step, k, None, zeros, jnp.zeros(3))[0].sum())(kernels)
 
 
-@pytest.mark.parametrize(("chunk", "smoothing"), [(64, 0.1), (128, 0.0), (128, 0.1), (512, 0.1)])
-def test_cross_entropy_is_its_definition(chunk, smoothing, monkeypatch):
-    """In chunks and whole; NaN in what does not count reaches nothing."""
-    N, E, V = 300, 5, 11
+@pytest.mark.parametrize(
+    ("chunk", "smoothing", "consistency"),
+    [(64, 0.1, 0.0), (128, 0.0, 0.0), (128, 0.1, 2.5), (512, 0.1, 0.0), (2048, 0.0, 0.5)],
+)
+def test_cross_entropy_is_its_definition(chunk, smoothing, consistency, monkeypatch):
+    """In chunks and whole, of one pass and of two; NaN in what does not count reaches nothing."""
+    N, P, E, V = 300, 2 if consistency else 1, 5, 11
     monkeypatch.setattr("regard.seq2seq.train.cross_entropy._AT_ONCE", {"cpu": chunk * V})
     draw = np.random.default_rng(0)
-    readout, kernel = draw.normal(size=(N, E)), draw.normal(size=(V, E))
+    readout, kernel = draw.normal(size=(N, P, E)), draw.normal(size=(V, E))
     bias, labels, counts = draw.normal(size=V), draw.integers(0, V, N), draw.random(N) < 0.7
 
     def expected(readout, kernel, bias):
-        log_p = jax.nn.log_softmax(readout @ kernel.T + bias[None], axis=-1)
-        nll = -log_p[jnp.arange(N), labels]
-        loss = (1 - smoothing) * nll - smoothing * log_p.mean(-1)
+        log_p = jax.nn.log_softmax(readout @ kernel.T + bias[None, None], axis=-1)  # [N, P, V]
+        nll = -log_p[jnp.arange(N), :, labels].mean(1)
+        loss = (1 - smoothing) * nll - smoothing * log_p.mean((1, 2))
+        for first, second in ((0, P - 1), (P - 1, 0)):
+            away = log_p[:, first] - log_p[:, second]
+            loss += 0.5 * consistency * (jnp.exp(log_p[:, first]) * away).sum(-1)
         return jnp.where(counts, loss, 0).sum(), jnp.where(counts, nll, 0).sum()
 
-    spoiled = np.where(counts[:, None], readout, np.nan)
+    spoiled = np.where(counts[:, None, None], readout, np.nan)
     arrays = (jnp.asarray(spoiled), jnp.asarray(kernel), jnp.asarray(bias))
 
     def ours(*arrays):
-        return cross_entropy(*arrays, jnp.asarray(labels), jnp.asarray(counts), smoothing)
+        given = jnp.asarray(labels), jnp.asarray(counts)
+        return cross_entropy(*arrays, *given, smoothing, consistency)
 
     @functools.partial(jax.jit, static_argnums=0)
     def run(sums_of, *arrays):
@@ -381,7 +388,31 @@ def test_cross_entropy_is_its_definition(chunk, smoothing, monkeypatch):
     np.testing.assert_allclose(sums, expected_sums, rtol=1e-5)
     np.testing.assert_allclose(jax.jit(ours)(*arrays), expected_sums, rtol=1e-5)  # no gradient
     for mine, theirs in zip(grads, wanted, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+        np.testing.assert_allclose(mine, theirs, atol=2e-5)
+
+
+def test_a_batch_read_twice_is_drawn_together():
+    """Without dropout both passes agree, and the loss is that of one; with it, it is larger."""
+    rng = jax.random.key(0)
+
+    def losses(config, rng):
+        graph, params = nnx.split(random_model(config))
+
+        @jax.jit
+        def both(params):
+            model = nnx.merge(graph, params)
+            return [model.loss(BATCH, consistency=c, rng=rng) for c in (0.0, 1e-9, 2.0)]
+
+        return jax.tree.map(float, both(params))
+
+    once, twice, drawn = losses(CONFIG, rng)
+    np.testing.assert_allclose(twice, once, rtol=1e-5)
+    np.testing.assert_allclose(drawn, once, rtol=1e-5)
+    once, twice, drawn = losses(dataclasses.replace(CONFIG, embedding_dropout=0.5), rng)
+    assert drawn[0] > twice[0] + 1e-3
+    assert drawn[1:] == pytest.approx(twice[1:])
+    assert twice[1] != once[1]  # of the mean of two draws of dropout
+    assert losses(CONFIG, None)[2] == losses(CONFIG, None)[0]  # nothing is read twice
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean():

@@ -111,7 +111,12 @@ class Model(nnx.Module):
         return logits + bias.reshape((1,) * (logits.ndim - 1) + bias.shape)
 
     def loss(
-        self, batch: Any, *, smoothing: float = 0.0, rng: Array | None = None
+        self,
+        batch: Any,
+        *,
+        smoothing: float = 0.0,
+        consistency: float = 0.0,
+        rng: Array | None = None,
     ) -> tuple[Array, Array, Array]:
         """The sums over a batch's target tokens, padding left out.
 
@@ -119,24 +124,32 @@ class Model(nnx.Module):
             batch: source, source_lens, target_in, target_out, target_lens, as
                 `regard.seq2seq.train.batches.Batch` has them.
             smoothing: label smoothing ε, see `cross_entropy`.
+            consistency: above 0 and with an rng, each sentence is read twice, with different
+                dropout, and the two predictions are drawn together; see `cross_entropy`.
             rng: for dropout; None: none.
 
         Returns:
             The smoothed loss, which can be differentiated; −log p of the target; and the number of
             tokens. float32 scalars.
         """
+        passes = 2 if consistency and rng is not None else 1
         encode_rng, decode_rng = streams(rng, 2)
-        encoded = self.encode(batch.source, batch.source_lens, encode_rng)
-        readout, _ = self.decode(encoded, batch.target_in, decode_rng)
-        steps = jnp.arange(readout.shape[1], dtype=batch.target_lens.dtype)[None]
+        # Next to each other, so that devices which share the rows have both passes of theirs.
+        given = batch.source, batch.source_lens, batch.target_in
+        source, source_lens, target_in = (jnp.repeat(array, passes, axis=0) for array in given)
+        encoded = self.encode(source, source_lens, encode_rng)
+        readout, _ = self.decode(encoded, target_in, decode_rng)  # [B P, T, embedding]
+        B, T = batch.target_in.shape
+        steps = jnp.arange(T, dtype=batch.target_lens.dtype)[None]
         counts = steps < batch.target_lens[:, None]  # [B, T]
         loss, nll = cross_entropy(
-            readout.reshape(-1, readout.shape[-1]),
+            readout.reshape(B, passes, T, -1).swapaxes(1, 2).reshape(B * T, passes, -1),
             self.output_kernel.astype(self.config.compute_dtype),
             self.output_bias[...],
             batch.target_out.reshape(-1),
             counts.reshape(-1),
             smoothing,
+            consistency,
         )
         return loss, nll, counts.sum(dtype=jnp.float32)
 

@@ -21,45 +21,64 @@ SMALL = 64
 Operands = tuple[Array, Array, Array, Array, Array]  # readout, kernel, bias, labels, counts
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def cross_entropy(
-    readout: Array, kernel: Array, bias: Array, labels: Array, counts: Array, smoothing: float = 0.0
+    readout: Array,
+    kernel: Array,
+    bias: Array,
+    labels: Array,
+    counts: Array,
+    smoothing: float = 0.0,
+    consistency: float = 0.0,
 ) -> tuple[Array, Array]:
     """The sum over tokens of the label-smoothed loss, and of −log p(label) itself.
 
         loss = −(1 − ε) log p(label) − ε/V Σ_v log p(v),    p = softmax(readout kernelᵀ + bias)
 
-    Szegedy et al. 2016, section 7. Only the first of the two sums is differentiable.
+    Szegedy et al. 2016, section 7. A token may have been read in two passes, with different
+    dropout: then both sums are means over the passes, and the loss also has
+    c/2 (KL(p₁ ‖ p₂) + KL(p₂ ‖ p₁)), R-Drop (Liang et al. 2021; their α is 2c, beside the sum of
+    both losses). Only the first of the two sums is differentiable.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from regard.seq2seq.train.cross_entropy import cross_entropy
-        >>> readout, labels = jnp.zeros((3, 4)), jnp.array([1, 2, 0])
+        >>> readout, labels = jnp.zeros((3, 1, 4)), jnp.array([1, 2, 0])
         >>> counts = jnp.array([True, True, False])  # the third is padding
         >>> loss, nll = cross_entropy(readout, jnp.ones((5, 4)), jnp.zeros(5), labels, counts, 0.1)
         >>> bool(jnp.allclose(jnp.array([loss, nll]), 2 * jnp.log(5.0)))
         True
 
     Args:
-        readout: [N, E], one row per token.
+        readout: [N, P, E], P = 1 or 2 passes over each of N tokens.
         kernel: [V, E], the output embedding.
         bias: [V].
         labels: [N] integers below V.
         counts: [N] bool, which tokens count; the readouts of the others have no effect.
         smoothing: ε.
+        consistency: c, of two passes.
     """
-    return _in_chunks((readout, kernel, bias, labels, counts), smoothing, False)[0]
+    return _in_chunks((readout, kernel, bias, labels, counts), (smoothing, consistency), False)[0]
 
 
 def _forward(
-    readout: Array, kernel: Array, bias: Array, labels: Array, counts: Array, smoothing: float
+    readout: Array,
+    kernel: Array,
+    bias: Array,
+    labels: Array,
+    counts: Array,
+    smoothing: float,
+    consistency: float,
 ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
     # The gradient is linear in the loss's cotangent, a scalar, so it can be computed here.
-    return _in_chunks((readout, kernel, bias, labels, counts), smoothing, True)
+    return _in_chunks((readout, kernel, bias, labels, counts), (smoothing, consistency), True)
 
 
 def _backward(
-    smoothing: float, gradients: tuple[Array, Array, Array], d_sums: tuple[Array, Array]
+    smoothing: float,
+    consistency: float,
+    gradients: tuple[Array, Array, Array],
+    d_sums: tuple[Array, Array],
 ) -> tuple[Array | None, ...]:
     d_readout, d_kernel, d_bias = (g * d_sums[0].astype(g.dtype) for g in gradients)
     return d_readout, d_kernel, d_bias, None, None
@@ -68,13 +87,17 @@ def _backward(
 cross_entropy.defvjp(_forward, _backward)
 
 
-def _in_chunks(operands: Operands, smoothing: float, with_gradients: bool) -> tuple:
-    """The two sums and, on request, the gradients, one chunk of tokens at a time."""
+def _in_chunks(operands: Operands, weights: tuple[float, float], with_gradients: bool) -> tuple:
+    """The two sums and, on request, the gradients, one chunk of tokens at a time.
+
+    Args:
+        weights: smoothing and consistency.
+    """
     readout, kernel, bias, labels, counts = operands
-    N, E = readout.shape
+    N, P, E = readout.shape
     at_once = _AT_ONCE.get(jax.default_backend(), _AT_ONCE_ELSEWHERE)
-    large = max(at_once // kernel.shape[0] // SMALL * SMALL, SMALL)
-    part = functools.partial(_chunk, smoothing=smoothing, with_gradients=with_gradients)
+    large = max(at_once // (P * kernel.shape[0]) // SMALL * SMALL, SMALL)
+    part = functools.partial(_chunk, weights=weights, with_gradients=with_gradients)
     if large >= N:
         loss, nll, gradients = part(operands)
         return (loss, nll), _as(gradients, (readout, kernel, bias))
@@ -82,7 +105,7 @@ def _in_chunks(operands: Operands, smoothing: float, with_gradients: bool) -> tu
     order = jnp.argsort(~counts, stable=True)
     room = -(-N // SMALL) * SMALL
     padded = jnp.pad(order, (0, room - N), constant_values=N)  # N is no row: out of bounds
-    rows = jnp.take(readout, padded, axis=0, mode="fill", fill_value=0)  # [room, E]
+    rows = jnp.take(readout, padded, axis=0, mode="fill", fill_value=0)  # [room, P, E]
     labels = jnp.take(labels, padded, mode="fill", fill_value=0)
     total = counts.sum(dtype=jnp.int32)
 
@@ -114,7 +137,7 @@ def _in_chunks(operands: Operands, smoothing: float, with_gradients: bool) -> tu
     _, loss, nll, sums = state
     if not with_gradients:
         return (loss, nll), ()
-    back = jnp.zeros((N, E), wide).at[order].set(sums[0][:N], unique_indices=True)
+    back = jnp.zeros((N, P, E), wide).at[order].set(sums[0][:N], unique_indices=True)
     return (loss, nll), _as((back, *sums[1:]), (readout, kernel, bias))
 
 
@@ -123,31 +146,39 @@ def _as(arrays: tuple, like: tuple) -> tuple:
     return tuple(a.astype(b.dtype) for a, b in zip(arrays, like, strict=bool(arrays)))
 
 
-def _chunk(
-    operands: Operands, smoothing: float, with_gradients: bool
-) -> tuple[Array, Array, tuple]:
-    """Loss, −log p and gradients of one chunk of tokens, [C, E]."""
+def _chunk(operands: Operands, weights: tuple[float, float], with_gradients: bool) -> tuple:
+    """Loss, −log p and gradients of one chunk of tokens, [C, P, E]."""
     readout, kernel, bias, labels, counts = operands
-    V = kernel.shape[0]
+    smoothing, consistency = weights
+    (C, P, E), V = readout.shape, kernel.shape[0]
     wide = accumulation_dtype(kernel.dtype)
-    weight = counts.astype(wide)[:, None]  # [C, 1]
-    readout = jnp.where(counts[:, None], readout, 0).astype(kernel.dtype)
-    logits = jnp.matmul(readout, kernel.T, preferred_element_type=wide) + bias[None].astype(wide)
+    weight = counts.astype(wide)[:, None, None] / P  # [C, 1, 1]
+    readout = jnp.where(counts[:, None, None], readout, 0).astype(kernel.dtype)
+    rows = readout.reshape(C * P, E)
+    logits = jnp.matmul(rows, kernel.T, preferred_element_type=wide) + bias[None].astype(wide)
+    logits = logits.reshape(C, P, V)
     top = logits.max(-1, keepdims=True)
-    log_total = top + jnp.log(jnp.exp(logits - top).sum(-1, keepdims=True))  # [C, 1]
-    label = jnp.take_along_axis(logits, labels[:, None], axis=-1)  # [C, 1]
+    log_total = top + jnp.log(jnp.exp(logits - top).sum(-1, keepdims=True))  # [C, P, 1]
+    label = jnp.take_along_axis(logits, labels[:, None, None], axis=-1)  # [C, P, 1]
     nll = ((log_total - label) * weight).sum()
     mean = logits.mean(-1, keepdims=True) if smoothing else label
     loss = ((log_total - (1.0 - smoothing) * label - smoothing * mean) * weight).sum()
+    both = consistency and P == 2
+    if both:
+        p = jnp.exp(logits - log_total)
+        gap = (logits - log_total) - jnp.flip(logits - log_total, axis=1)  # log p₁/p₂, log p₂/p₁
+        divergence = (p * gap).sum(-1, keepdims=True)  # [C, P, 1]: of each from the other
+        loss += consistency * (divergence * weight).sum()
     if not with_gradients:
         return loss, nll, ()
-    at_label = jnp.arange(V, dtype=labels.dtype)[None, :] == labels[:, None]  # [C, V]
+    at_label = jnp.arange(V, dtype=labels.dtype)[None, None] == labels[:, None, None]  # [C, 1, V]
     target = jnp.where(at_label, 1.0 - smoothing + smoothing / V, smoothing / V)
-    d_logits = ((jnp.exp(logits - log_total) - target) * weight).astype(kernel.dtype)
+    d_logits = jnp.exp(logits - log_total) - target
+    if both:
+        d_logits += consistency * (p * (gap - divergence) + p - jnp.flip(p, axis=1))
+    d_rows = (d_logits * weight).astype(kernel.dtype).reshape(C * P, V)
     # As a matrix product: a CPU sums along the first axis ten times slower.
-    d_bias = jnp.matmul(
-        jnp.ones((1, readout.shape[0]), kernel.dtype), d_logits, preferred_element_type=wide
-    )[0]
-    d_kernel = jnp.matmul(d_logits.T, readout, preferred_element_type=wide)
-    d_readout = jnp.matmul(d_logits, kernel, preferred_element_type=wide)
+    d_bias = jnp.matmul(jnp.ones((1, C * P), kernel.dtype), d_rows, preferred_element_type=wide)[0]
+    d_kernel = jnp.matmul(d_rows.T, rows, preferred_element_type=wide)
+    d_readout = jnp.matmul(d_rows, kernel, preferred_element_type=wide).reshape(C, P, E)
     return loss, nll, (d_readout, d_kernel, d_bias)

@@ -36,6 +36,8 @@ class Recipe(JsonFields):
         weight_decay: decoupled, times the learning rate (Loshchilov & Hutter 2019).
         clip_norm: gradients with a larger norm are scaled down to it.
         label_smoothing: see `cross_entropy`.
+        consistency: the weight of R-Drop, see `cross_entropy`; above 0, each step reads its batch
+            twice, with different dropout.
         validate_every: steps between validations; None: one after each epoch.
         checkpoint_every: steps between checkpoints, in addition to one after each validation.
         stop_on: "loss" or "bleu", the figure that validations are compared by.
@@ -61,6 +63,7 @@ class Recipe(JsonFields):
     weight_decay: float = 0.0
     clip_norm: float = 1.0
     label_smoothing: float = 0.1
+    consistency: float = 0.0
     validate_every: int | None = None
     checkpoint_every: int | None = None
     stop_on: str = "loss"
@@ -84,6 +87,8 @@ class Recipe(JsonFields):
                 raise ValueError(f"{name} must be at least 1, or None. Got {value}.")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1). Got {self.label_smoothing}.")
+        if not 0.0 <= self.consistency < math.inf:
+            raise ValueError(f"consistency must be at least 0, and finite. Got {self.consistency}.")
         if not (0 < self.learning_rate < math.inf and 0 < self.clip_norm < math.inf):
             raise ValueError(
                 "learning_rate and clip_norm must be positive and finite. Got learning_rate "

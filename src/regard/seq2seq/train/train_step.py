@@ -71,7 +71,7 @@ def make_step(graph: Any, recipe: Recipe, parallel: DataParallel) -> Step:
 
     Args:
         graph: the model's structure, of nnx.split.
-        recipe: of which clipping, Adam, smoothing and seed are used here.
+        recipe: of which clipping, Adam, the weights of the loss and the seed are used here.
         parallel: the devices.
     """
     optimizer = optimizer_of(recipe)
@@ -80,7 +80,8 @@ def make_step(graph: Any, recipe: Recipe, parallel: DataParallel) -> Step:
     def sums(params: Any, batch: Any, rng: Array) -> Any:
         def loss_of(params: Any) -> tuple[Array, tuple[Array, Array]]:
             model = nnx.merge(graph, params)
-            loss, nll, count = model.loss(batch, smoothing=recipe.label_smoothing, rng=rng)
+            weights = dict(smoothing=recipe.label_smoothing, consistency=recipe.consistency)
+            loss, nll, count = model.loss(batch, rng=rng, **weights)
             return loss, (nll, count)
 
         (loss, (nll, count)), grads = jax.value_and_grad(loss_of, has_aux=True)(params)
