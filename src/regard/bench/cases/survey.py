@@ -4,6 +4,7 @@ A family gives the ranges of its shapes; a cell is one draw of shapes with a sco
 and a direction. Every cell is a `Case` beside all its peers, checked and timed as any other.
 """
 
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,22 +69,25 @@ PEERS = {
     "cpu": ("jax.nn", "book", "torch", "plain"),
     "gpu": ("jax.nn", "jax.nn cudnn", "book", "torch", "flex", "plain"),
 }
+SCORES = {"torch": ("dot", "additive"), "flex": ("dot",)}  # what their processes are given
 MOST_TERMS = 3e8  # of an additive cell on a CPU: the book's tensor takes 1.2 GB
 
 
 def survey(device: Device = "cpu", seed: int = 0) -> tuple[Case, ...]:
-    """The cells of a device; `group` is "<family>/<number>", so that each is timed by itself.
+    """The cells of a device, one of every family and then the next, should the time run out.
+
+    `group` is "<family>/<number>", so that each is timed by itself.
 
     >>> cells = survey("cpu")
     >>> len(cells), cells[0].group
     (88, 'self-attention/0')
     """
     rng = np.random.default_rng(seed)
-    return tuple(
-        _cell(name, family, number, device, rng)
+    drawn = [
+        [_cell(name, family, number, device, rng) for number in range(CELLS[device])]
         for name, family in FAMILIES.items()
-        for number in range(CELLS[device])
-    )
+    ]
+    return tuple(itertools.chain(*zip(*drawn, strict=True)))
 
 
 def family_of(group: str) -> str:
@@ -134,7 +138,7 @@ def _cell(name: str, family: Family, number: int, device: Device, rng: Any) -> C
         direction=direction,  # type: ignore[arg-type]
         device=device,
         group=f"{name}/{number}",
-        against=PEERS[device],
+        against=tuple(who for who in PEERS[device] if score in SCORES.get(who, (score,))),
         rounds=5,
         seconds=0.8,
     )

@@ -5,6 +5,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import os
 import threading
@@ -119,8 +120,9 @@ def compile_program(
         checked = {n: inputs.checked(n, np.asarray(result)) for n, result in results.items()}
         return checked | ({"lifted": np.asarray(lifted)} if tells_lifted else {})
 
+    @functools.cache
     def bundle():
-        bundled = jax.jit(chain(step)).lower(cotangent, *arguments).compile()
+        bundled = jax.jit(chain(jax.jit(step))).lower(cotangent, *arguments).compile()
         return _burst(bundled, cotangent, arguments)
 
     temp_bytes, peak_bytes = memory_of(compiled)
