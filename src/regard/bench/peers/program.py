@@ -113,7 +113,8 @@ def compile_program(
     step = steps[case.direction]
     if case.direction == "backward":
         arguments = jax.jit(with_pullback)(*arguments)
-    compiled = jax.jit(step).lower(cotangent, *arguments).compile()
+    jitted = jax.jit(step)  # traced once, for its bundle too
+    compiled = jitted.lower(cotangent, *arguments).compile()
 
     def outputs():
         results, lifted = compiled(jnp.asarray(inputs.checked_cotangent), *arguments)
@@ -122,7 +123,7 @@ def compile_program(
 
     @functools.cache
     def bundle():
-        bundled = jax.jit(chain(jax.jit(step))).lower(cotangent, *arguments).compile()
+        bundled = jax.jit(chain(jitted)).lower(cotangent, *arguments).compile()
         return _burst(bundled, cotangent, arguments)
 
     temp_bytes, peak_bytes = memory_of(compiled)

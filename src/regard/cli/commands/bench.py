@@ -199,7 +199,8 @@ def _on_gpu(
     families = {family_of(case.group) for case in cases}  # of named cases, ""
     settings = dataclasses.replace(settings, batch=max(BATCH, len(families)))
     watch = report.progress_lines(Console(stderr=True, soft_wrap=True))
-    rows, described = processes.measure_in_processes(cases, settings, watch, save=save)
+    reading = processes.READING / (2 if len(families) > 1 else 1)
+    rows, described = processes.measure_in_processes(cases, settings, watch, reading, save)
     if described is None:
         typer.echo(f"no GPU to run on: {rows[0].absent}", err=True)
         raise typer.Exit(1)
