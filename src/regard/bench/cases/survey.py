@@ -4,6 +4,7 @@ A family gives the ranges of its shapes; a cell is one draw of shapes with a sco
 and a direction. Every cell is a `Case` beside all its peers, checked and timed as any other.
 """
 
+import dataclasses
 import itertools
 from typing import Any, NamedTuple
 
@@ -69,7 +70,6 @@ PEERS = {
     "cpu": ("jax.nn", "book", "torch", "plain"),
     "gpu": ("jax.nn", "jax.nn cudnn", "book", "torch", "flex", "plain"),
 }
-SCORES = {"torch": ("dot", "additive"), "flex": ("dot",)}  # what their processes are given
 MOST_TERMS = 3e8  # of an additive cell on a CPU: the book's tensor takes 1.2 GB
 
 
@@ -121,7 +121,7 @@ def _cell(name: str, family: Family, number: int, device: Device, rng: Any) -> C
     dtype = DTYPES[number // 2 % len(DTYPES)]
     direction = "forward+backward" if backward else "forward"
     words = [name, score, mask, dtype, *(["backward"] if backward else [])]
-    return Case(
+    case = Case(
         " ".join([*words, str(number)]),
         score,  # type: ignore[arg-type]
         B=B,
@@ -138,7 +138,18 @@ def _cell(name: str, family: Family, number: int, device: Device, rng: Any) -> C
         direction=direction,  # type: ignore[arg-type]
         device=device,
         group=f"{name}/{number}",
-        against=tuple(who for who in PEERS[device] if score in SCORES.get(who, (score,))),
         rounds=5,
         seconds=0.8,
     )
+    against = tuple(who for who in PEERS[device] if _takes_part(who, case))
+    return dataclasses.replace(case, against=against)
+
+
+def _takes_part(who: str, case: Case) -> bool:
+    """Whether a peer is given a cell: torch's processes spend no time on what they would refuse."""
+    if who not in ("torch", "flex"):
+        return True
+    if case.normalize != "softmax" or case.score not in ("dot", "additive"):
+        return False
+    plain = case.score == "dot" and not (case.dropout or case.bias or case.K)
+    return who == "torch" or (plain and case.mask in ("none", "causal", "lengths"))
