@@ -96,7 +96,7 @@ class Row:
 
 
 Watch = Callable[[str, float], None]  # (status, programs completed since the last call)
-Solved = tuple[Inputs, dict | None]  # a problem's arrays and expected results; None: only compile
+Answer = dict | None  # a problem's expected results; None: only compile
 
 
 def steps(cases: Sequence[Case]) -> int:
@@ -157,22 +157,19 @@ def measure_groups(cases: Sequence[Case], settings: Settings, watch: Watch) -> I
     for start in range(0, len(names), settings.batch):
         together = names[start : start + settings.batch]
         groups = [[case for case in cases if case.group == name] for name in together]
-        solved = _solve_all([case for group in groups for case in group], settings, watch)
-        programs = _build_all(groups, settings, solved, watch)
+        problems = {case.problem: case for group in groups for case in group}
+        watch(f"{', '.join(together)}: computing the expected results", 0.0)
+        with ThreadPoolExecutor(settings.solvers) as pool:
+            inputs = dict(zip(problems, pool.map(make_inputs, problems.values()), strict=True))
+            found = pool.map(_answer, problems.values(), inputs.values())
+            programs = _build_all(groups, settings, inputs, watch)  # while answers are computed
+            answers = dict(zip(problems, found, strict=True))
         for group in groups:
-            yield _run_group(group, programs, settings, solved, watch)
-
-
-def _solve_all(cases: list[Case], settings: Settings, watch: Watch) -> dict[Case, Solved]:
-    """The arrays and expected results of every problem."""
-    problems = {case.problem: case for case in cases}
-    watch(f"{', '.join(case.name for case in cases)}: computing the expected results", 0.0)
-    with ThreadPoolExecutor(settings.solvers) as pool:
-        return dict(zip(problems, pool.map(_solve, problems.values()), strict=True))
+            yield _run_group(group, programs, settings, answers, watch)
 
 
 def _build_all(
-    groups: list[list[Case]], settings: Settings, solved: dict[Case, Solved], watch: Watch
+    groups: list[list[Case]], settings: Settings, inputs: dict[Case, Inputs], watch: Watch
 ) -> Iterator[Program | Row]:
     """The distinct programs of each group, in order, or rows that say why there is none.
 
@@ -183,7 +180,7 @@ def _build_all(
     def build(pair: tuple[Case, str]) -> Program | Row:
         case, who = pair
         watch(f"{case.name}: preparing {who}", 0.0)
-        program = _build(case, who, solved[case.problem][0])
+        program = _build(case, who, inputs[case.problem])
         if isinstance(program, Program) and settings.builders > 1:
             _build_bundle(case, program)
         return program
@@ -215,7 +212,7 @@ def _run_group(
     cases: list[Case],
     built: Iterator[Program | Row],
     settings: Settings,
-    solved: dict[Case, Solved],
+    answers: dict[Case, Answer],
     watch: Watch,
 ) -> list[Row]:
     """Checks and times the programs of a group, which come next in `built`."""
@@ -228,7 +225,7 @@ def _run_group(
         if isinstance(program, Row):
             measured[key] = program
         else:
-            measured[key], took[key] = _check(case, who, program, solved[case.problem][1])
+            measured[key], took[key] = _check(case, who, program, answers[case.problem])
             if case.timed and not measured[key].absent:
                 programs[key] = program
         watch(f"{case.name}: prepared {who}", len(pairs) / len(distinct))
@@ -299,9 +296,8 @@ def _key(case: Case, who: str) -> Hashable:
     return (case.name if who in OURS else case.problem, who)
 
 
-def _solve(case: Case) -> Solved:
-    inputs = make_inputs(case)
-    return inputs, expected(case, inputs) if case.timed else None
+def _answer(case: Case, inputs: Inputs) -> Answer:
+    return expected(case, inputs) if case.timed else None
 
 
 def _build(case: Case, who: str, inputs: Inputs) -> Program | Row:
@@ -314,7 +310,7 @@ def _build(case: Case, who: str, inputs: Inputs) -> Program | Row:
         return Row(case.name, who, absent=_failure(error))
 
 
-def _check(case: Case, who: str, program: Program, answer: dict | None) -> tuple[Row, float]:
+def _check(case: Case, who: str, program: Program, answer: Answer) -> tuple[Row, float]:
     """The row of a program before timing (`absent` if it is wrong), and the seconds it ran."""
     row = Row(
         case.name,
