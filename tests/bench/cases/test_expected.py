@@ -94,6 +94,14 @@ def test_a_wrong_shape_is_named():
         relative_errors({"out": np.zeros(3)}, {"out": np.zeros(2)})
 
 
+def test_a_gpu_may_multiply_float32_with_the_mantissa_of_float16():
+    float32 = dataclasses.replace(TINY, device="gpu")
+    assert allowed_error(TINY) < allowed_error(float32)
+    assert allowed_error(float32) == allowed_error(dataclasses.replace(TINY, dtype="float16"))
+    hard = dataclasses.replace(float32, normalize="hard")
+    assert allowed_error(float32) < allowed_error(hard) < 1.0
+
+
 def test_a_tolerance_widens_what_is_allowed():
     additive = dataclasses.replace(TINY, score="additive", direction="forward")
     loose = dataclasses.replace(additive, tolerance=1e-2)

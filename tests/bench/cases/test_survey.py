@@ -35,6 +35,20 @@ def test_the_seed_decides():
     assert survey("cpu", seed=3) == survey("cpu", seed=3) != survey("cpu", seed=4)
 
 
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_every_family_is_reached_before_the_second_cell_of_any(device):
+    families = [family_of(case.group) for case in survey(device)]
+    assert families == list(FAMILIES) * (len(families) // len(FAMILIES))
+
+
+@pytest.mark.parametrize("who", ["torch", "flex"])
+def test_torch_is_given_what_it_computes(who):
+    given = [case for case in survey("gpu") if who in case.against]
+    assert {case.score for case in given} == {"dot"} | ({"additive"} if who == "torch" else set())
+    assert {case.normalize for case in given} == {"softmax"}
+    assert len(given) >= {"torch": 100, "flex": 25}[who]
+
+
 def test_a_cell_has_inputs():
     case = next(c for c in survey("cpu") if c.mask == "segments" and c.T < 400)
     inputs = make_inputs(case)

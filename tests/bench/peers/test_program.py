@@ -87,7 +87,7 @@ def test_nothing_is_made_once_for_all_runs_of_a_chain():
         return {"out": arrays["query"] + features * arrays["value"]}, True
 
     arrays = dict.fromkeys(("query", "key", "value", "kernel"), jnp.ones((8, 8), jnp.float32))
-    text = jax.jit(chain(step)).lower(None, arrays, None).compile().as_text()
+    text = jax.jit(chain(jax.jit(step))).lower(None, arrays, None).compile().as_text()
     assert text.count(" dot(") == BUNDLED
 
 
@@ -97,6 +97,7 @@ def test_a_device_clock_reads_a_program(who):
     run = build(who, case, make_inputs(case)).run
     clock = DeviceClock(least=1e-3, short=1.0)  # everything is short: bundled
     assert 0 < clock(run) < 1.0
+    assert run.bundle() is run.bundle()  # compiled once
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,15 @@ from regard.bench.cases.survey import survey
 from regard.bench.results.cells import cells, means, summary, worst
 from regard.bench.results.pictures import save_pictures
 from regard.bench.results.record import make_record
-from regard.bench.run.measure import AGAIN, Row, Settings
+from regard.bench.run.measure import AGAIN, NOT_REACHED, Row, Settings
 from regard.bench.run.timing import Timing
 
 
 @pytest.fixture
 def record():
     """Four cells: twice as fast, half as fast, half as fast within the noise, without a peer."""
-    cases = survey("cpu")[:3] + survey("cpu")[10:11]
+    of_two_families = [c for c in survey("cpu") if c.group.startswith(("self-", "encoder-"))]
+    cases = sorted(of_two_families, key=lambda case: case.group, reverse=True)[:4]
     rows = []
     for case, ours, again, peer in zip(
         cases, (1.0, 2.0, 2.0, 1.0), (1.0, 2.0, 0.9, 1.0), (2.0, 1.0, 1.0, None), strict=True
@@ -38,11 +39,19 @@ def test_a_cell_is_its_best_peer_over_regard(record):
 
 def test_the_worst_are_those_that_noise_does_not_explain(record):
     [cell] = worst(cells(record))
-    assert cell.case["name"] == survey("cpu")[1].name
+    assert cell.case["name"] == record["cases"][1]["name"]
     text = summary(record)
     assert "3 cells" in text
     assert "1 that no peer computed" in text
     assert cell.words in text
+
+
+def test_a_cell_that_a_peer_did_not_reach_is_left_out(record):
+    for row in record["rows"]:
+        if row["case"] == record["cases"][0]["name"] and row["who"] == "torch":
+            row["absent"] = NOT_REACHED
+    assert [cell.case for cell in cells(record)] == record["cases"][1:3]
+    assert "1 not reached by all" in summary(record)
 
 
 def test_the_picture_has_a_name_of_its_own(record, tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import sys
+import time
 
 import jax
 import pytest
@@ -12,10 +13,17 @@ from typer.testing import CliRunner
 
 from regard.bench.cases.case import Case
 from regard.bench.run import processes
-from regard.bench.run.measure import AGAIN, Row, Settings
+from regard.bench.run.measure import (
+    AGAIN,
+    NOT_REACHED,
+    Row,
+    Settings,
+    in_table_order,
+    measure_cases,
+    measure_groups,
+)
 from regard.bench.run.processes import (
     environment,
-    in_table_order,
     measure_in_processes,
     read_case,
     read_row,
@@ -81,7 +89,7 @@ def told(monkeypatch):
     def play(*scripts):
         asked, left = [], iter(scripts)
 
-        def converse(request, env):
+        def converse(request, env, deadline):
             asked.append([case["name"] for case in request["cases"]])
             yield from next(left)
 
@@ -154,6 +162,67 @@ def test_silence_and_death_are_noticed(code, reason, monkeypatch):
     assert run(DOT)[0] == {"dot": f"failed: {reason}"}
 
 
+def test_torch_measures_only_what_jax_reached_in_the_time_given(told):
+    def first():
+        yield READY
+        yield "rows", [row_of(DOT)]
+        time.sleep(0.6)
+        yield "ended", "its process said nothing"
+
+    asked = told(first(), [READY, ("rows", [row_of(DOT, "torch")])])
+    cases = [dataclasses.replace(case, against=("torch",)) for case in (DOT, LONGER)]
+    settings, saved = Settings(limit=1.0), []
+    rows, device = measure_in_processes(
+        cases, settings, lambda what, further: None, save=lambda rows, device: saved.append(rows)
+    )
+    assert asked == [["dot", "longer"], ["dot"]]
+    assert {(row.case, row.who): row.absent for row in rows} == {
+        ("dot", "regard"): None,
+        ("dot", "torch"): None,
+        ("longer", "regard"): NOT_REACHED,
+        ("longer", "torch"): NOT_REACHED,
+    }
+    assert device == {"platform": "gpu"}
+    assert [[row.absent for row in rows] for rows in saved] == [
+        [None, *[NOT_REACHED] * 3],
+        [None, None, *[NOT_REACHED] * 2],
+    ]
+
+
+def test_a_process_is_ended_when_its_time_is_up(monkeypatch):
+    code = "import time; time.sleep(60)"
+    monkeypatch.setattr(processes, "WORKER", [sys.executable, "-c", code])
+    start = time.monotonic()
+    rows, _ = measure_in_processes([DOT], Settings(limit=0.5), lambda what, further: None)
+    assert {row.absent for row in rows} == {NOT_REACHED}
+    assert time.monotonic() - start < 10
+
+
+def test_one_process_stops_when_its_time_is_up():
+    cases = [dataclasses.replace(case, against=()) for case in (ADDITIVE, DOT)]
+    rows = measure_cases(cases, Settings(repeats=1, limit=0.0))
+    assert {row.case: row.absent for row in rows} == {"additive": None, "dot": NOT_REACHED}
+
+
+def test_a_batch_is_built_before_any_of_it_is_timed():
+    heard = []
+    cases = [dataclasses.replace(case, against=()) for case in (DOT, LONGER, ADDITIVE)]
+    settings = Settings(repeats=1, solvers=2, builders=2, batch=2)
+    groups = list(measure_groups(cases, settings, lambda what, further: heard.append(what)))
+    assert [rows[0].group for rows in groups] == ["dots", "longer", "additive"]
+    assert all(row.timing and not row.absent for rows in groups for row in rows)
+    places = [
+        heard.index(what)
+        for what in (
+            "longer: preparing regard",
+            "dots: timing 2",
+            "longer: timing 2",
+            "additive: preparing regard",
+        )
+    ]
+    assert places == sorted(places)
+
+
 def test_the_rows_of_two_processes_are_merged_in_table_order():
     rows = [
         Row("dot", "regard"),
@@ -203,6 +272,25 @@ def test_command_says_when_there_is_no_gpu(command, told):
     done = command("--device", "gpu", "--case", "kernel_768")
     assert done.exit_code == 1
     assert "no GPU to run on: failed: Unable to initialize backend 'cuda'" in done.output
+
+
+def test_command_that_is_ended_leaves_what_it_measured(command, told, tmp_path):
+    device = {"platform": "gpu", "name": "NVIDIA H200", "cores": 16, "driver": "580.1"}
+    timed = Row("additive_256", "regard", "additive_256", Timing((2e-3,)))
+
+    def killed():
+        yield "ready", device
+        yield "rows", [write_row(timed)]
+        raise KeyboardInterrupt
+
+    told(killed())
+    assert command("--device", "gpu", "--out", "here").exit_code != 0
+    (path,) = (tmp_path / "here").glob("nvidia-h200-*-partial.json")
+    read = json.loads(path.read_text())
+    reached = {row["case"] for row in read["rows"] if row["absent"] != NOT_REACHED}
+    assert reached == {"additive_256"}
+    assert {v["outcome"] for v in read["verdicts"]} <= {"reached", "not measured"}
+    assert command("--draw", str(path)).exit_code == 0
 
 
 def test_command_makes_a_record_of_the_gpu(command, told, tmp_path):

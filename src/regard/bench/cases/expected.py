@@ -104,6 +104,10 @@ def allowed_error(case: Case) -> float:
         # sum of values drawn about 0: twice that, which still detects a wrong scale or layout.
         return 2 * (case.dropout / (1 - case.dropout)) ** 0.5
     rounding = {"float64": 1e-10, "float32": 1e-3, "float16": 3e-2, "bfloat16": 1e-1}[case.dtype]
+    if case.device == "gpu" and case.dtype != "float64":
+        # By default products of float32 are in TF32, which has the mantissa of float16; and where a
+        # score is rounded past another, a query of a hard maximum gets another value.
+        rounding = 3e-1 if case.normalize == "hard" else max(rounding, 3e-2)
     if case.backward and case.dtype == "bfloat16":
         rounding *= 3  # the book's form rounds every step of the chain
     if case.score != "additive" or not isinstance(case.tolerance, float):

@@ -4,6 +4,8 @@ A family gives the ranges of its shapes; a cell is one draw of shapes with a sco
 and a direction. Every cell is a `Case` beside all its peers, checked and timed as any other.
 """
 
+import dataclasses
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,18 +74,20 @@ MOST_TERMS = 3e8  # of an additive cell on a CPU: the book's tensor takes 1.2 GB
 
 
 def survey(device: Device = "cpu", seed: int = 0) -> tuple[Case, ...]:
-    """The cells of a device; `group` is "<family>/<number>", so that each is timed by itself.
+    """The cells of a device, one of every family and then the next, should the time run out.
+
+    `group` is "<family>/<number>", so that each is timed by itself.
 
     >>> cells = survey("cpu")
     >>> len(cells), cells[0].group
     (88, 'self-attention/0')
     """
     rng = np.random.default_rng(seed)
-    return tuple(
-        _cell(name, family, number, device, rng)
+    drawn = [
+        [_cell(name, family, number, device, rng) for number in range(CELLS[device])]
         for name, family in FAMILIES.items()
-        for number in range(CELLS[device])
-    )
+    ]
+    return tuple(itertools.chain(*zip(*drawn, strict=True)))
 
 
 def family_of(group: str) -> str:
@@ -117,7 +121,7 @@ def _cell(name: str, family: Family, number: int, device: Device, rng: Any) -> C
     dtype = DTYPES[number // 2 % len(DTYPES)]
     direction = "forward+backward" if backward else "forward"
     words = [name, score, mask, dtype, *(["backward"] if backward else [])]
-    return Case(
+    case = Case(
         " ".join([*words, str(number)]),
         score,  # type: ignore[arg-type]
         B=B,
@@ -134,7 +138,18 @@ def _cell(name: str, family: Family, number: int, device: Device, rng: Any) -> C
         direction=direction,  # type: ignore[arg-type]
         device=device,
         group=f"{name}/{number}",
-        against=PEERS[device],
         rounds=5,
         seconds=0.8,
     )
+    against = tuple(who for who in PEERS[device] if _takes_part(who, case))
+    return dataclasses.replace(case, against=against)
+
+
+def _takes_part(who: str, case: Case) -> bool:
+    """Whether a peer is given a cell: torch's processes spend no time on what they would refuse."""
+    if who not in ("torch", "flex"):
+        return True
+    if case.normalize != "softmax" or case.score not in ("dot", "additive"):
+        return False
+    plain = case.score == "dot" and not (case.dropout or case.bias or case.K)
+    return who == "torch" or (plain and case.mask in ("none", "causal", "lengths"))

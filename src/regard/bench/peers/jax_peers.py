@@ -298,8 +298,11 @@ PEERS: dict[str, Callable[[Case, Inputs], Program]] = {
 
 
 def framework(who: str) -> str:
-    """The framework that a peer runs on: on a GPU, each has a process of its own."""
-    return "torch" if who in ("torch", "flex") else "jax"
+    """The framework that a peer runs on: on a GPU, each has a process of its own.
+
+    FlexAttention, which compiles for seconds, does not keep the rest of torch waiting.
+    """
+    return who if who in ("torch", "flex") else "jax"
 
 
 def build(who: str, case: Case, inputs: Inputs) -> Program:

@@ -5,6 +5,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import os
 import threading
@@ -112,15 +113,17 @@ def compile_program(
     step = steps[case.direction]
     if case.direction == "backward":
         arguments = jax.jit(with_pullback)(*arguments)
-    compiled = jax.jit(step).lower(cotangent, *arguments).compile()
+    jitted = jax.jit(step)  # traced once, for its bundle too
+    compiled = jitted.lower(cotangent, *arguments).compile()
 
     def outputs():
         results, lifted = compiled(jnp.asarray(inputs.checked_cotangent), *arguments)
         checked = {n: inputs.checked(n, np.asarray(result)) for n, result in results.items()}
         return checked | ({"lifted": np.asarray(lifted)} if tells_lifted else {})
 
+    @functools.cache
     def bundle():
-        bundled = jax.jit(chain(step)).lower(cotangent, *arguments).compile()
+        bundled = jax.jit(chain(jitted)).lower(cotangent, *arguments).compile()
         return _burst(bundled, cotangent, arguments)
 
     temp_bytes, peak_bytes = memory_of(compiled)

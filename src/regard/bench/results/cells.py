@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.bench.cases.survey import family_of
 from regard.bench.results.record import case_words
-from regard.bench.run.measure import AGAIN
+from regard.bench.run.measure import AGAIN, NOT_REACHED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,9 +36,13 @@ class Cell(NamedTuple):
 
 
 def cells(record: dict[str, Any]) -> list[Cell]:
-    """The cells that regard and at least one peer computed, in the order of the survey."""
+    """The cells that regard and at least one peer computed, in the order of the survey.
+
+    Those that one of the peers did not reach are left out: it may be the best.
+    """
     found = []
     least: dict[str, dict[str, float]] = {}
+    late = not_reached(record)
     ran = {row["case"]: row.get("ran") for row in record["rows"] if row["who"] == "regard"}
     for row in record["rows"]:
         if row["ms"] and not row["absent"]:
@@ -46,7 +50,7 @@ def cells(record: dict[str, Any]) -> list[Cell]:
     for case in record["cases"]:
         times = dict(least.get(case["name"], {}))
         ours, again = times.pop("regard", None), times.pop(AGAIN, None)
-        if ours is None or not times:
+        if ours is None or not times or case["name"] in late:
             continue
         again = again or ours
         noise = abs(math.log(again / ours))
@@ -55,6 +59,11 @@ def cells(record: dict[str, Any]) -> list[Cell]:
         family, name = family_of(case["group"]), case["name"]
         found.append(Cell(family, case, best, ratio, noise, ran.get(name)))
     return found
+
+
+def not_reached(record: dict[str, Any]) -> set[str]:
+    """The names of the cells that regard or a peer did not reach in the time given."""
+    return {row["case"] for row in record["rows"] if row["absent"] == NOT_REACHED}
 
 
 def worst(found: list[Cell], most: int = 12) -> list[Cell]:
@@ -74,10 +83,12 @@ def means(found: list[Cell]) -> dict[str, float]:
 def summary(record: dict[str, Any]) -> str:
     """The survey in plain lines: each family's mean, then the worst cells by name."""
     found = cells(record)
-    alone = len(record["cases"]) - len(found)
+    late = len(not_reached(record))
+    alone = len(record["cases"]) - len(found) - late
     below = sum(cell.ratio * math.exp(cell.noise) < REACH for cell in found)
     lines = [
-        f"{len(found)} cells beside their best correct peer, {alone} that no peer computed; "
+        f"{len(found)} cells beside their best correct peer, {alone} that no peer computed, "
+        f"{late} not reached by all; "
         f"{below} under {REACH:g} by more than their noise"
     ]
     lines += [f"  {name}: geometric mean {mean:.2f}" for name, mean in means(found).items()]

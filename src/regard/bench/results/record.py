@@ -21,7 +21,7 @@ import regard
 from regard.atomic_file import write_atomically
 from regard.bench.cases.case import Case
 from regard.bench.results.targets import Target, judge
-from regard.bench.run.measure import AGAIN, Row, Settings
+from regard.bench.run.measure import AGAIN, NOT_REACHED, Row, Settings
 
 SCHEMA = 1
 MIB = 2**20
@@ -83,7 +83,7 @@ def make_record(
             "repeats": settings.repeats,
             "budget_s": settings.budget,
             "quick": settings.quick,
-            "partial": partial,
+            "partial": partial or any(row.absent == NOT_REACHED for row in rows),
             "survey": survey,
         },
         "cases": [asdict(case) for case in cases],

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from regard.bench.cases.tables import GPU_CASES, JAX_PEERS, LIMITS, LINEAR_LENGTHS
-from regard.bench.run.measure import AGAIN, Row
+from regard.bench.run.measure import AGAIN, NOT_REACHED, Row
 
 Place = tuple[str, str]  # a case and a program
 Measure = Literal["ms", "MiB", "peak GiB", "TFLOP/s", "error"]
@@ -89,7 +89,9 @@ def judge(rows: Sequence[Row], targets: Sequence[Target]) -> list[Verdict]:
     for target in targets:
         there = [found[place] for place in target.over if place in found]
         values = [value for row in there if (value := _value(row, target.measure)) is not None]
-        measured = min(values, default=None)
+        # The best of several peers is not known before each of them has run.
+        late = any(found[place].absent == NOT_REACHED for place in target.places if place in found)
+        measured = None if late else min(values, default=None)
         if measured is not None and target.under is not None:
             under = _value(found.get(target.under), target.measure)
             measured = measured / under if under else None
@@ -100,7 +102,7 @@ def judge(rows: Sequence[Row], targets: Sequence[Target]) -> list[Verdict]:
                 target,
                 measured,
                 noise.get(there[0].group) if timed else None,
-                failed=any(row.absent for row in ours),
+                failed=any(row.absent not in (None, NOT_REACHED) for row in ours),
             )
         )
     return verdicts

@@ -1,19 +1,30 @@
 """The benchmark itself: build and check every program of a group, then time them interleaved."""
 
+import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from regard.bench.cases.case import Case, Inputs, make_inputs, useful_flops
 from regard.bench.cases.expected import allowed_error, expected, relative_errors
 from regard.bench.peers import jax_peers as peers
 from regard.bench.peers.program import Absent, Program
-from regard.bench.run.timing import Clock, Run, Timing, interleave, rounds_within, wall_clock
+from regard.bench.run.timing import (
+    Clock,
+    Queued,
+    Run,
+    Timing,
+    interleave,
+    rounds_within,
+    wall_clock,
+)
 
+NOT_REACHED = "not reached in the time given"
 AGAIN = "regard again"  # the same program timed twice: how much equal programs differ
 LONG = 1.0  # seconds; a program that takes longer is not warmed up again
+SHORT_TERMS = 2**28  # a program of fewer may be so short that it is read in bundles
 OURS = ("regard", "unguarded")  # these depend on the case's tolerance; the other peers do not
 
 
@@ -28,9 +39,11 @@ class Settings:
         clock: measures one run.
         reading: shortest duration of one reading of that clock, in seconds.
         framework: only the peers of this framework take part (see `peers.framework`).
-        solvers: threads that compute the expected results. If more than one, all results are
-            computed before anything is timed, and the arrays of all cases stay in memory.
-        builders: threads that build the programs of a group.
+        solvers: threads that compute the expected results.
+        builders: threads that build programs.
+        batch: groups that are prepared together: their results are computed, and by several
+            builders their programs built, before the first of them is timed.
+        limit: seconds for everything; groups that are not reached by then are reported as such.
     """
 
     repeats: int = 20
@@ -41,6 +54,8 @@ class Settings:
     framework: str | None = None
     solvers: int = 1
     builders: int = 1
+    batch: int = 1
+    limit: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +96,7 @@ class Row:
 
 
 Watch = Callable[[str, float], None]  # (status, programs completed since the last call)
-Solved = tuple[Inputs, dict | None]  # a problem's arrays and expected results; None: only compile
+Answer = dict | None  # a problem's expected results; None: only compile
 
 
 def steps(cases: Sequence[Case]) -> int:
@@ -115,55 +130,102 @@ def measure_cases(
         A row for every case and every program that is measured on it, in table order, and one
         more (`AGAIN`) for the first case of each timed group that asks for several rounds.
     """
-    groups = measure_groups(cases, settings or Settings(), watch)
-    return [row for rows in groups for row in rows]
+    settings, start, measured = settings or Settings(), time.monotonic(), []
+    for rows in measure_groups(cases, settings, watch):
+        measured += rows
+        if settings.limit is not None and time.monotonic() - start > settings.limit:
+            break
+    return in_table_order(cases, measured)
+
+
+def in_table_order(cases: Sequence[Case], rows: Sequence[Row]) -> list[Row]:
+    """The rows in the order of the table; those that are missing as `NOT_REACHED`."""
+    found = {(row.case, row.who): row for row in rows}
+    ordered = []
+    for case, who in plan(cases):
+        missing = Row(case.name, who, group=case.group, absent=NOT_REACHED)
+        ordered.append(found.get((case.name, who), missing))
+        if who == "regard" and (case.name, AGAIN) in found:
+            ordered.append(found[case.name, AGAIN])
+    return ordered
 
 
 def measure_groups(cases: Sequence[Case], settings: Settings, watch: Watch) -> Iterator[list[Row]]:
     """As `measure_cases`, but yields the rows of each group as soon as they are measured."""
     cases = list(dict.fromkeys(case for case, _ in plan(cases, settings.framework)))
-    solved: dict[Case, Solved] = {}
-    if settings.solvers > 1:
-        watch("computing the expected results in float64", 0.0)
+    names = list(dict.fromkeys(case.group for case in cases))
+    for start in range(0, len(names), settings.batch):
+        together = names[start : start + settings.batch]
+        groups = [[case for case in cases if case.group == name] for name in together]
+        problems = {case.problem: case for group in groups for case in group}
+        watch(f"{', '.join(together)}: computing the expected results", 0.0)
         with ThreadPoolExecutor(settings.solvers) as pool:
-            problems = {case.problem: case for case in cases}
-            solved = dict(zip(problems, pool.map(_solve, problems.values()), strict=True))
-    for name in dict.fromkeys(case.group for case in cases):
-        group = [case for case in cases if case.group == name]
-        yield _run_group(group, settings, dict(solved), watch)
+            inputs = dict(zip(problems, pool.map(make_inputs, problems.values()), strict=True))
+            found = pool.map(_answer, problems.values(), inputs.values())
+            programs = _build_all(groups, settings, inputs, watch)  # while answers are computed
+            answers = dict(zip(problems, found, strict=True))
+        for group in groups:
+            yield _run_group(group, programs, settings, answers, watch)
 
 
-def _run_group(
-    cases: list[Case], settings: Settings, solved: dict[Case, Solved], watch: Watch
-) -> list[Row]:
-    pairs = plan(cases, settings.framework)
-    programs: dict[Hashable, Program] = {}
-    took: dict[Hashable, float] = {}  # seconds of the error check
-    measured: dict[Hashable, Row] = {}
-    for case in cases:
-        if case.problem not in solved:
-            watch(f"{case.name}: computing the expected result", 0.0)
-            solved[case.problem] = _solve(case)
-    distinct: dict[Hashable, tuple[Case, str]] = {}
-    for case, who in pairs:
-        distinct.setdefault(_key(case, who), (case, who))
+def _build_all(
+    groups: list[list[Case]], settings: Settings, inputs: dict[Case, Inputs], watch: Watch
+) -> Iterator[Program | Row]:
+    """The distinct programs of each group, in order, or rows that say why there is none.
+
+    Several builders finish before any program runs: a compiler may time what it builds. A single
+    builder is this thread, and each program is checked before the next is built.
+    """
 
     def build(pair: tuple[Case, str]) -> Program | Row:
         case, who = pair
         watch(f"{case.name}: preparing {who}", 0.0)
-        return _build(case, who, solved[case.problem][0])
+        program = _build(case, who, inputs[case.problem])
+        if isinstance(program, Program) and settings.builders > 1:
+            _build_bundle(case, program)
+        return program
 
-    # Several builders finish before any program runs: a compiler may time what it builds. A single
-    # builder is this thread, and each program is checked before the next is built.
-    built: Iterable[Program | Row] = map(build, distinct.values())
-    if settings.builders > 1:
-        with ThreadPoolExecutor(settings.builders) as pool:
-            built = list(pool.map(build, distinct.values()))
-    for (key, (case, who)), program in zip(distinct.items(), built, strict=True):
+    pairs = [pair for group in groups for pair in _distinct(group, settings).values()]
+    if settings.builders == 1:
+        return map(build, pairs)
+    with ThreadPoolExecutor(settings.builders) as pool:
+        return iter(list(pool.map(build, pairs)))
+
+
+def _build_bundle(case: Case, program: Program) -> None:
+    """Builds what the clock would ask for later, when nothing else is built beside it."""
+    run = program.run
+    if isinstance(run, Queued) and run.bundle and case.timed and case.terms < SHORT_TERMS:
+        with contextlib.suppress(Exception):  # the clock reads such a program without bundles
+            run.bundle()
+
+
+def _distinct(cases: list[Case], settings: Settings) -> dict[Hashable, tuple[Case, str]]:
+    """The programs of a group, each once."""
+    distinct: dict[Hashable, tuple[Case, str]] = {}
+    for case, who in plan(cases, settings.framework):
+        distinct.setdefault(_key(case, who), (case, who))
+    return distinct
+
+
+def _run_group(
+    cases: list[Case],
+    built: Iterator[Program | Row],
+    settings: Settings,
+    answers: dict[Case, Answer],
+    watch: Watch,
+) -> list[Row]:
+    """Checks and times the programs of a group, which come next in `built`."""
+    pairs = plan(cases, settings.framework)
+    programs: dict[Hashable, Program] = {}
+    took: dict[Hashable, float] = {}  # seconds of the error check
+    measured: dict[Hashable, Row] = {}
+    distinct = _distinct(cases, settings)
+    for (key, (case, who)), program in zip(distinct.items(), built, strict=False):
         if isinstance(program, Row):
             measured[key] = program
         else:
-            measured[key], took[key] = _check(case, who, program, solved[case.problem][1])
+            measured[key], took[key] = _check(case, who, program, answers[case.problem])
             if case.timed and not measured[key].absent:
                 programs[key] = program
         watch(f"{case.name}: prepared {who}", len(pairs) / len(distinct))
@@ -234,9 +296,8 @@ def _key(case: Case, who: str) -> Hashable:
     return (case.name if who in OURS else case.problem, who)
 
 
-def _solve(case: Case) -> Solved:
-    inputs = make_inputs(case)
-    return inputs, expected(case, inputs) if case.timed else None
+def _answer(case: Case, inputs: Inputs) -> Answer:
+    return expected(case, inputs) if case.timed else None
 
 
 def _build(case: Case, who: str, inputs: Inputs) -> Program | Row:
@@ -249,7 +310,7 @@ def _build(case: Case, who: str, inputs: Inputs) -> Program | Row:
         return Row(case.name, who, absent=_failure(error))
 
 
-def _check(case: Case, who: str, program: Program, answer: dict | None) -> tuple[Row, float]:
+def _check(case: Case, who: str, program: Program, answer: Answer) -> tuple[Row, float]:
     """The row of a program before timing (`absent` if it is wrong), and the seconds it ran."""
     row = Row(
         case.name,

@@ -9,12 +9,14 @@ another process has to take over, and "done" last.
 """
 
 import json
+import math
 import os
 import queue
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -26,33 +28,41 @@ import jax.numpy as jnp
 from regard.bench.cases.case import Case, Device
 from regard.bench.peers import jax_peers as peers
 from regard.bench.results.record import describe_device
-from regard.bench.run.measure import AGAIN, Row, Settings, Watch, measure_groups, plan
+from regard.bench.run.measure import Row, Settings, Watch, in_table_order, measure_groups, plan
 from regard.bench.run.timing import DeviceClock, Timing
 
 WORKER = [sys.executable, "-c", "from regard.bench.run.processes import work; work()"]
 READING = 0.02  # seconds of one reading of the device's clock
-SILENCE = 240.0  # seconds without a message after which a process is killed: a kernel may hang
-THREADS = 8  # that compute expected results, and that compile; torch's compiler needs one
+SILENCE = 180.0  # seconds without a message after which a process is killed: a kernel may hang
+THREADS = os.cpu_count() or 8  # compute expected results, and compile; torch's compiler needs one
+SHARES = {"jax": 0.6, "torch": 0.75, "flex": 1.0}  # of the time limit, at the end of each process
 
 Messages = Iterator[tuple[str, Any]]
+Save = Callable[[list[Row], dict[str, Any] | None], None]
 
 
 def measure_in_processes(
-    cases: Sequence[Case], settings: Settings, watch: Watch, reading: float = READING
+    cases: Sequence[Case],
+    settings: Settings,
+    watch: Watch,
+    reading: float = READING,
+    save: Save = lambda rows, device: None,
 ) -> tuple[list[Row], dict[str, Any] | None]:
     """Measures the cases, each framework in a process of its own, one after the other.
 
     Args:
         cases: what to measure, all for one device.
-        settings: only `repeats`, `budget` and `quick` are used.
+        settings: only `repeats`, `budget`, `quick`, `batch` and `limit` are used. Under a
+            limit, torch measures only those groups that JAX reached.
         watch: called with the status.
         reading: seconds of one reading of the clock.
+        save: called with the rows in table order and the device after each group.
 
     Returns:
         The rows in table order, and the device as JAX's process described it; None when that
         process could not start.
     """
-    device = None
+    start, device = time.monotonic(), None
     rows: list[Row] = []
     for framework in dict.fromkeys(peers.framework(who) for _, who in plan(cases)):
         settings_sent = {
@@ -62,64 +72,72 @@ def measure_in_processes(
             "framework": framework,
             "solvers": THREADS,
             "builders": THREADS if framework == "jax" else 1,
+            "batch": settings.batch,
         }
-        found, described = _run_framework(cases, framework, settings_sent, reading, watch)
-        rows += found
-        device = described if framework == "jax" else device
+        reached = {row.group for row in rows}
+        others = [case for case in cases if framework == "jax" or case.group in reached]
+        deadline = math.inf
+        if settings.limit is not None:
+            deadline = start + settings.limit * SHARES[framework]
+        for found, described in _run_framework(
+            others, framework, settings_sent, reading, watch, deadline
+        ):
+            rows += found
+            device = described if framework == "jax" else device
+            save(in_table_order(cases, rows), device)
     return in_table_order(cases, rows), device
 
 
-def in_table_order(cases: Sequence[Case], rows: Sequence[Row]) -> list[Row]:
-    """The rows of several processes as one process would have given them."""
-    found = {(row.case, row.who): row for row in rows}
-    places = [
-        (case.name, name)
-        for case, who in plan(cases)
-        for name in ((who, AGAIN) if who == "regard" else (who,))
-    ]
-    return [found[place] for place in places if place in found]
-
-
 def _run_framework(
-    cases: Sequence[Case], framework: str, settings: dict[str, Any], reading: float, watch: Watch
-) -> tuple[list[Row], dict[str, Any] | None]:
+    cases: Sequence[Case],
+    framework: str,
+    settings: dict[str, Any],
+    reading: float,
+    watch: Watch,
+    deadline: float,
+) -> Iterator[tuple[list[Row], dict[str, Any] | None]]:
+    """The rows of each group as soon as they are there, and the device."""
     left = list(dict.fromkeys(case.group for case, _ in plan(cases, framework)))
-    rows: list[Row] = []
     device = None
-    while left:
+    while left and time.monotonic() < deadline:
         request = {
             "cases": [asdict(case) for case in cases if case.group in left],
             "settings": settings,
             "reading": reading,
         }
         began, over, reason = False, False, ""
-        for kind, content in _converse(request, environment(framework, cases[0].device)):
+        for kind, content in _converse(request, environment(framework, cases[0].device), deadline):
             if kind == "ready":
                 began, device = True, content
             elif kind == "watch":
                 watch(f"{framework}: {content}", 0.0)
             elif kind == "rows":
                 measured = [read_row(fields) for fields in content]
-                rows += measured
                 left.remove(measured[0].group)
                 for row in measured:
                     watch(f"  {describe(row)}", 0.0)
+                yield measured, device
             elif kind == "sick":
                 over = True  # this group is measured; the next process takes the others
             else:
                 reason = content
         if over or not left:
             continue
+        if time.monotonic() >= deadline:
+            watch(f"{framework}: time is up, {len(left)} groups are not reached", 0.0)
+            return
         # A process that could not start will not start the next time.
         lost = left[:1] if began else list(left)
         watch(f"{framework}: lost {', '.join(lost)}: {reason}", 0.0)
-        rows += [
-            Row(case.name, who, group=case.group, absent=f"failed: {reason}")
-            for case, who in plan(cases, framework)
-            if case.group in lost
-        ]
         left = [group for group in left if group not in lost]
-    return rows, device
+        yield (
+            [
+                Row(case.name, who, group=case.group, absent=f"failed: {reason}")
+                for case, who in plan(cases, framework)
+                if case.group in lost
+            ],
+            device,
+        )
 
 
 def describe(row: Row) -> str:
@@ -155,8 +173,8 @@ def environment(framework: str, device: Device) -> dict[str, str]:
     }
 
 
-def _converse(request: dict[str, Any], env: dict[str, str]) -> Messages:
-    """The messages of one process; last, if it ended early, the reason."""
+def _converse(request: dict[str, Any], env: dict[str, str], deadline: float) -> Messages:
+    """The messages of one process; last, if it ended early or was ended, the reason."""
     with tempfile.TemporaryFile("w+") as asked:
         json.dump(request, asked)
         asked.seek(0)
@@ -165,7 +183,7 @@ def _converse(request: dict[str, Any], env: dict[str, str]) -> Messages:
     reader = threading.Thread(target=_read_lines, args=(process.stdout, lines), daemon=True)
     reader.start()
     try:
-        while (line := lines.get(timeout=SILENCE)) is not None:
+        while (line := lines.get(timeout=_patience(deadline))) is not None:
             ((kind, content),) = json.loads(line).items()
             if kind == "done":
                 return
@@ -177,6 +195,11 @@ def _converse(request: dict[str, Any], env: dict[str, str]) -> Messages:
         process.kill()
         process.wait()
         reader.join(timeout=5)  # a compiler's subprocess may keep the pipe open
+
+
+def _patience(deadline: float) -> float:
+    """Seconds to wait for the next message."""
+    return max(0.0, min(SILENCE, deadline - time.monotonic()))
 
 
 def _read_lines(stream: IO[str], lines: "queue.Queue[str | None]") -> None:

@@ -15,8 +15,10 @@ import typer
 
 if TYPE_CHECKING:
     from regard.bench import Case, Row, Settings
+    from regard.bench.run.processes import Save
 
 RESULTS = Path("benchmarks/results")
+BATCH = 4  # groups that are compiled together on a GPU; of a survey, a cell of each family
 WIDTH = 150  # of the tables where there is no terminal
 QUICK_SWEEP = {"cpu": 1024, "gpu": 8192}  # the longest sequence of a sweep in a quick run
 
@@ -45,6 +47,10 @@ def command(
         typer.Option("--survey", help="Run cells drawn by a seed instead of the named cases."),
     ] = False,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds of a group of cases, at most.")] = 20,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, help="Stop after this time; what was not reached is listed."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -76,7 +82,7 @@ def command(
     elif tune:
         _tune(case or ["kernel_*"], out)
     else:
-        _bench(device.value, case or [], quick, survey, repeats, out, json_only)
+        _bench(device.value, case or [], quick, survey, repeats, minutes, out, json_only)
 
 
 def _bench(
@@ -85,33 +91,45 @@ def _bench(
     quick: bool,
     survey: bool,
     repeats: int,
+    minutes: float | None,
     out: Path | None,
     json_only: bool,
 ) -> None:
     from rich.console import Console
 
     from regard.bench.results import record, report
-    from regard.bench.run.measure import Settings
+    from regard.bench.run.measure import NOT_REACHED, Settings
 
     table, targets = _of(device, survey)
     cases = _select(table, patterns)
-    settings = Settings(repeats=repeats, quick=quick)
+    settings = Settings(
+        repeats=repeats, quick=quick, limit=None if minutes is None else 60 * minutes
+    )
     if quick:
         settings = dataclasses.replace(settings, budget=1.5)
         if not patterns:
             longest = QUICK_SWEEP[device]
             cases = tuple(c for c in cases if "sweep" not in c.group or longest >= c.T)
 
-    rows, described = (_on_cpu if device == "cpu" else _on_gpu)(cases, settings)
-    result = record.make_record(
-        cases,
-        rows,
-        settings,
-        device=described,
-        targets=targets,
-        partial=len(cases) < len(table),
-        survey=survey,
-    )
+    folder = out or RESULTS
+    writes = out is not None or not json_only
+    saved: set[Path] = set()
+
+    def made(rows: list["Row"], described: dict[str, Any]) -> dict[str, Any]:
+        partial = len(cases) < len(table)
+        about: Any = dict(device=described, targets=targets, partial=partial, survey=survey)
+        return record.make_record(cases, rows, settings, **about)
+
+    def save(rows: list["Row"], described: dict[str, Any] | None) -> None:
+        """Keeps what is measured, should this process be ended."""
+        if writes and described is not None:
+            saved.add(record.write(made(rows, described), folder))
+
+    if device == "cpu":
+        rows, described = _on_cpu(cases, settings)
+    else:
+        rows, described = _on_gpu(cases, settings, save)
+    result = made(rows, described)
     if json_only:
         typer.echo(json.dumps(result, indent=1))
     else:
@@ -121,11 +139,13 @@ def _bench(
             from regard.bench.results.cells import summary
 
             typer.echo(summary(result))
-    if out is not None or not json_only:
-        folder = out or RESULTS
-        typer.echo(f"numbers: {record.write(result, folder)}", err=True)
+    if writes:
+        path = record.write(result, folder)
+        for earlier in saved - {path}:
+            earlier.unlink(missing_ok=True)
+        typer.echo(f"numbers: {path}", err=True)
         _draw(result, folder)
-    if any(row.who == "regard" and row.absent for row in rows):
+    if any(row.who == "regard" and row.absent not in (None, NOT_REACHED) for row in rows):
         typer.echo("regard failed a case: see the table", err=True)
         raise typer.Exit(1)
 
@@ -166,15 +186,21 @@ def _on_cpu(cases: Sequence["Case"], settings: "Settings") -> tuple[list["Row"],
         return measure.measure_cases(cases, settings, watch), record.describe_device()
 
 
-def _on_gpu(cases: Sequence["Case"], settings: "Settings") -> tuple[list["Row"], dict[str, Any]]:
+def _on_gpu(
+    cases: Sequence["Case"], settings: "Settings", save: "Save"
+) -> tuple[list["Row"], dict[str, Any]]:
     """In a process for each framework; this one leaves the device alone."""
     from rich.console import Console
 
+    from regard.bench.cases.survey import family_of
     from regard.bench.results import report
     from regard.bench.run import processes
 
+    families = {family_of(case.group) for case in cases}  # of named cases, ""
+    settings = dataclasses.replace(settings, batch=max(BATCH, len(families)))
     watch = report.progress_lines(Console(stderr=True, soft_wrap=True))
-    rows, described = processes.measure_in_processes(cases, settings, watch)
+    reading = processes.READING / (2 if len(families) > 1 else 1)
+    rows, described = processes.measure_in_processes(cases, settings, watch, reading, save)
     if described is None:
         typer.echo(f"no GPU to run on: {rows[0].absent}", err=True)
         raise typer.Exit(1)
