@@ -7,7 +7,8 @@ Every program of a group is timed in turns in one process, by the device's clock
 medians. Groups: `terms` (positions, soft caps, sinks, sums of scores, over the dot product),
 `memory` (a step through a `Memory` over the same call on plain arrays), `ring` (eight parts of the
 keys, merged, over one call), `looking` (summarize and attention_map over one pass), `layer` (a
-multi-head layer of additive heads), `second` (temporaries of a Hessian-vector product).
+multi-head layer of additive heads), `short` (short sequences and small caches, each backend over
+the automatic choice), `second` (temporaries of a Hessian-vector product).
 """
 
 import argparse
@@ -195,6 +196,38 @@ def layer() -> list[Timed]:
     return both("additive heads", call, (state, x), None, (None, None))
 
 
+def short() -> list[Timed]:
+    """What `pool/choose.py` has to decide where all is small: sentences, patches, hypotheses."""
+    found = []
+    shapes = (  # B, T, S, N, D, whether with gradients
+        *((256, 16, 16, 4, 32, True), (128, 32, 32, 4, 64, True), (80, 48, 48, 8, 64, True)),
+        *((64, 100, 100, 8, 64, True), (32, 197, 197, 12, 64, True), (16, 400, 400, 8, 64, True)),
+        *((168, 5, 24, 4, 32, False), (840, 1, 60, 4, 32, False), (64, 4, 512, 8, 64, False)),
+        *((16, 1, 1024, 8, 128, False), (256, 1, 256, 16, 64, False)),
+    )
+    for B, T, S, N, D, trains in shapes:
+        tensors = dict(query=normal(B, T, N, D), key=normal(B, S, N, D), value=normal(B, S, N, D))
+        tensors["valid_lens"] = jnp.asarray(np.maximum(1, S - np.arange(B) % (S // 2)), jnp.int32)
+        for backend in (None, "reference", "cudnn", "pallas"):
+
+            def call(tensors: Any, backend: str | None = backend) -> jax.Array:
+                return regard.attend(**tensors, implementation=backend)
+
+            first = f"{B}×{N} of {T} × {S}, {D} wide"
+            name, over = f"{first}, {backend or 'chosen'}", f"{first}, chosen" if backend else None
+            if trains:
+                lens = tensors["valid_lens"]
+                rows = {key: array for key, array in tensors.items() if key != "valid_lens"}
+
+                def masked(rows: Any, call: Any = call, lens: Any = lens) -> jax.Array:
+                    return call(dict(rows, valid_lens=lens))
+
+                found += both(name, masked, rows, over, (None, None))
+            else:
+                found.append(Timed(name, call, (tensors,), over))
+    return found
+
+
 def second() -> dict[str, float]:
     """MiB of temporaries of a Hessian-vector product at T = S = 4,096."""
     found = {}
@@ -220,7 +253,7 @@ def second() -> dict[str, float]:
     return found
 
 
-GROUPS = dict(terms=terms, memory=memory, ring=ring, looking=looking, layer=layer)
+GROUPS = dict(terms=terms, memory=memory, ring=ring, looking=looking, layer=layer, short=short)
 
 
 def ran_by(timed: Timed) -> Any:

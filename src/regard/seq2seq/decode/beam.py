@@ -159,9 +159,12 @@ def search_with_beam(
 
 
 def _sizes(B: int) -> list[int]:
-    """B, and its halves down to 8 or so: 64, 32, 16, 8."""
+    """B, and on a CPU its halves down to 8 or so: 64, 32, 16, 8.
+
+    A GPU takes as long for few sentences as for many, and minutes to compile each further size.
+    """
     sizes = [B]
-    while sizes[-1] > 8:
+    while sizes[-1] > 8 and jax.default_backend() == "cpu":
         sizes.append(sizes[-1] // 2)
     return sizes
 
