@@ -16,7 +16,7 @@ GREEDY = SearchOptions(beam=1)
 # Most of these gave an empty line or an invented sentence when the model read them as they are.
 INPUTS = {
     "I LIKE CATS.": "J'AIME LES CHATS.",
-    "WHERE IS THE TRAIN STATION?": "OÙ SE TROUVE LA GARE ?",
+    "WHERE IS THE TRAIN STATION?": "OÙ EST LA GARE ?",
     "TOM LIVES IN BOSTON": "TOM VIT À BOSTON",
     "i like cats": "J'aime les chats",
     "i like cats.": "J'aime les chats.",
@@ -26,14 +26,18 @@ INPUTS = {
         'La <a href="x.html">voiture rouge</a> est nouvelle.'
     ),
     "I love you 😀": "Je t'aime 😀",
-    "“I don’t know,” she said.": '"Je ne sais pas," a-t-elle dit.',
+    "“I don’t know,” she said.": "« Je ne sais pas, » a dit.",
     "My phone number is 555-1234.": "Mon numéro de téléphone est 555-1234.",
     "Call me at +33 6 12 34 56 78.": "Appelle-moi à +33 6 12 34 56 78.",
     "Peña is a great player.": "Peña est un grand joueur.",
     "John Kowalczyk met Anja Schröder in Łódź.": (
         "John Kowalczyk a rencontré Anja Schröder à Łódź."
     ),
-    "STOP! do not go there.": "ARRÊTEZ ! N'y va pas.",
+    "STOP! do not go there.": "ARRÊTEZ ! N'y va pas !",
+    "I met Anja Schröder at the Guggenheim museum.": (
+        "J'ai rencontré Anja Schröder au musée Guggenheim."
+    ),
+    "Hello, my name is Xavier.": "Salut, mon nom est Xavier.",
     # Nothing to translate: copied.
     "😀": "😀",
     "مرحبا بالعالم": "مرحبا بالعالم",

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import oracle
+from regard.seq2seq.decode.explaining import explain_words
 from regard.seq2seq.model.architectures import load_config
 from regard.seq2seq.model.config import Config, TransformerConfig
 from regard.seq2seq.model.dropout import ShardOfRows
@@ -120,7 +121,35 @@ def run_numpy(model, source, target_in):
         x, looks = feed_forward(layer["feed_forward"], x + read), [*looks, weights.mean(0)]
     table = p["output_embedding" if config.tie == "none" else "target_embedding"]
     logits = norm(p["decoder"]["norm"], x) @ table.T + p["output_bias"]
-    return logits, looks[max(config.decoder_layers - 2, 0)]
+    layers = config.decoder_layers
+    return logits, looks[layers - 2 if layers > 2 else layers - 1]
+
+
+def explained(model, source, target_in, target_out):
+    """[T, S]: with the last token before it, each word is predicted from a single source state."""
+    config = model.config
+    p = jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(model)))
+    (_, looks), table = run_numpy(model, source, target_in), p["target_embedding"]
+    states = placed(config, p["encoder"], p["source_embedding"][source])
+    for layer in p["encoder"]["layers"].values():
+        normed = norm(layer["attention_norm"], states)
+        states = states + attention(config, layer["attention"], normed, normed)[0]
+        states = feed_forward(layer["feed_forward"], states)
+    states = norm(p["encoder"]["norm"], states)
+    embedded = placed(config, p["decoder"], table[target_in])
+    found = np.zeros_like(looks)
+    for t, s in np.ndindex(*looks.shape):
+        x = embedded[: t + 1]
+        for layer in p["decoder"]["layers"].values():
+            normed = norm(layer["itself_norm"], x)
+            x = x + attention(config, layer["itself"], normed, normed, causal=True)[0]
+            asked = norm(layer["source_norm"], x)
+            past = attention(config, layer["source"], asked, states)[0][:t]
+            now = attention(config, layer["source"], asked[t:], states[s : s + 1])[0]
+            x = feed_forward(layer["feed_forward"], x + np.concatenate([past, now]))
+        logits = norm(p["decoder"]["norm"], x[t]) @ table.T + p["output_bias"]
+        found[t, s] = looks[t, s] * np.exp(logits[target_out[t]]) / np.exp(logits).sum()
+    return found / found.sum(-1, keepdims=True)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -157,6 +186,16 @@ def test_the_model_is_its_definition(name):
             np.testing.assert_allclose(weights[row, :T, :S], expected[1], atol=1e-5)
             np.testing.assert_array_equal(weights[row, :, S:], 0)
         assert np.isfinite(logits).all()
+
+
+def test_a_single_source_state_explains_a_word():
+    model = random_model(TRANSFORMER)
+    found = explain_words(model, BATCH.source, BATCH.source_lens, BATCH.target_in, BATCH.target_out)
+    for row in range(BATCH.source.shape[0] - 1):  # the last is padding
+        S, T = BATCH.source_lens[row], BATCH.target_lens[row]
+        sides = BATCH.source[row, :S], BATCH.target_in[row, :T], BATCH.target_out[row, :T]
+        np.testing.assert_allclose(found[row, :T, :S], explained(model, *sides), atol=1e-5)
+        np.testing.assert_array_equal(found[row, :, S:], 0)
 
 
 @functools.partial(jax.jit, static_argnums=0)

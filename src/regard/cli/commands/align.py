@@ -1,7 +1,6 @@
 """`regard align`: word alignments of given pairs, from a model's attention in forced decoding.
 
-By default (--look explaining), of a recurrent model also from how likely each source word alone
-makes the target word.
+By default (--look explaining), also from how likely each source word alone makes the target word.
 The output is Pharaoh's format: links `i-j`, a line per pair, words counted from 0.
 """
 
@@ -66,10 +65,10 @@ def command(
     look: Annotated[
         LookOf | None,
         typer.Option(
-            show_default="explaining, or reading for a Transformer",
+            show_default="explaining",
             help="Which attention links a target word: writing, that of the step that writes it; "
             "reading, that of the next step, which reads it; explaining, that of writing and how "
-            "likely each source word alone makes the target word (recurrent models only).",
+            "likely each source word alone makes the target word.",
         ),
     ] = None,
     threshold: Annotated[

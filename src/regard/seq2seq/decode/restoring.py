@@ -13,8 +13,9 @@ from regard.seq2seq.text.words import Words
 from regard.seq2seq.translation import Translation
 
 # What is subtracted from the score of a variant in which names are replaced, so that a name is
-# copied only where the model fails on it; and of one with an added question mark.
-RESCUE, QUESTION = 2.0, 0.2
+# copied only where the model fails on it; and of one with an added question mark. At 0.5 the 16
+# validation sentences with rare names have 47.5 BLEU, at 2 46.8, and at 0 42.7.
+RESCUE, QUESTION = 0.5, 0.2
 
 
 @dataclass(frozen=True)

@@ -107,16 +107,22 @@ def find_spans(split: Words, encoded: Encoded, tokenizer: Tokenizer) -> list[Spa
 
 
 def rare_names(split: Words, spans: Sequence[Span], tokenizer: Tokenizer) -> list[Span]:
-    """Words with a capital inside a sentence which the vocabulary has in three pieces or more."""
+    """Words with a capital inside a sentence, in a row, one of which the vocabulary has in three
+    pieces or more.
+    """
     taken = {i for span in spans for i in range(span.start, span.stop)}
     if split.text.isupper():
         return []
-    found, inside = [], False
-    for i, word in enumerate(split.words):
-        if inside and i not in taken and word[:1].isupper() and word[1:].islower():
+    found: list[Span] = []
+    inside, start, rare = False, 0, False  # the names in a row begin at `start`
+    for i, word in enumerate((*split.words, ".")):
+        is_name = inside and i not in taken and word[:1].isupper() and word[1:].islower()
+        if is_name:
             pieces = (tokenizer.pieces[token] for token in tokenizer.encode(word).ids)
-            if sum(piece != CAPITAL for piece in pieces) > 2:
-                found.append(Span(i, i + 1, "name"))
+            rare = rare or sum(piece != CAPITAL for piece in pieces) > 2
+        else:
+            found += [Span(start, i, "name")] if rare else []
+            start, rare = i + 1, False
         inside = (inside or word[0].isalnum()) and word[-1] not in SENTENCE_ENDS
     return found
 

