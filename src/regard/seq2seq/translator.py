@@ -226,8 +226,8 @@ class Translator:
                 "reading", those of the next step, which reads it; "explaining", the posterior of
                 the first given the word (`explaining.py`). The first is Bahdanau's own; the second
                 aligns better for some models (Chen et al. 2020); the third takes account of the
-                word and aligns best. A Transformer's weights are the mean over the heads of its last
-                decoder layer but one, or of the last of up to two; see `looks`.
+                word and aligns best. A Transformer's weights are the mean over the heads of its
+                last decoder layer but one, or of the last of up to two; see `looks`.
             batch_tokens, progress: as for `translate`; explaining takes 2,048 tokens at most.
 
         Returns:
