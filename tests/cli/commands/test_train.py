@@ -280,7 +280,7 @@ def test_a_transformer_has_settings_of_its_own(tmp_path, files, monkeypatch):
     assert (mine.embedding, mine.feed_forward) == (32, 48)
     rates = ("embedding", "target", "layer", "feed_forward")
     assert {getattr(mine, f"{name}_dropout") for name in rates} == {0.25}
-    assert (recipes.embedding, recipes.decoder_layers, recipes.scores) == (128, 4, "dot")
+    assert (recipes.embedding, recipes.decoder_layers, recipes.scores) == (256, 4, "dot")
 
 
 def test_every_option_sets_a_field_that_there_is_and_is_explained_alone():

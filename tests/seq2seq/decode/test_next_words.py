@@ -29,7 +29,7 @@ def stepped(translator, text, written):
     model, tokenizers = translator.model, translator.tokenizers
     ids = [*tokenizers.source.encode(text).ids, 3]
     memory = model.encode(jnp.array([ids]), jnp.array([len(ids)]))
-    state, rows = model.start(memory, 8), []
+    state, rows = model.start(memory, 32), []
     for token in (BOS, *tokenizers.target.encode(written).ids):
         state, readout, _ = model.step(memory, state, jnp.array([[token]]))
         logits = np.asarray(model.logits(readout)[0, 0], np.float64)
