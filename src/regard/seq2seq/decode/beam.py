@@ -123,10 +123,11 @@ class _Extensions:
 def search_with_beam(
     model: Model,
     output: OutputLayer,
-    options: SearchOptions,
-    n_best: int,
     source: Array,
     lens: Array,
+    *,
+    options: SearchOptions,
+    n_best: int,
 ) -> Hypotheses:
     """The n best of a beam; see `regard.seq2seq.decode.search.beam_search`."""
     B, S = source.shape

@@ -1,13 +1,9 @@
-"""The vocabulary's projection as search needs it, and the dtype that search computes in."""
+"""The vocabulary's projection as search needs it."""
 
-import functools
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 
 from regard.seq2seq.decode.top_k import BLOCK
@@ -17,7 +13,7 @@ from regard.seq2seq.model.translation_model import Model
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class OutputLayer:
-    """The output embedding, transposed and padded once, before the loop.
+    """The output embedding, transposed and padded once.
 
     Attributes:
         kernel: [embedding, V], V the vocabulary rounded up to whole blocks of `best_of`.
@@ -41,40 +37,3 @@ class OutputLayer:
         rows = readout.reshape(-1, readout.shape[-1]).astype(self.kernel.dtype)
         logits = jnp.matmul(rows, self.kernel, preferred_element_type=jnp.float32)
         return (logits + self.bias[None]).reshape(*readout.shape[:-1], -1)
-
-
-def for_search(model: Model, dtype: str) -> tuple[Any, Any]:
-    """The model's graph and parameters, to compute in a dtype.
-
-    Args:
-        model: the translator.
-        dtype: "float32", "bfloat16", or "auto": bfloat16 where the machine multiplies it faster,
-            on a GPU and on a CPU with instructions for it.
-    """
-    if dtype == "auto":
-        dtype = "bfloat16" if _multiplies_bfloat16() else "float32"
-    graph, params = nnx.split(model)
-    if dtype != model.config.compute_dtype.name:
-        graph = _graph(replace(model.config, dtype=dtype))
-    return graph, params
-
-
-def cast_kernels(params: Any, dtype: Any) -> Any:
-    """Matrices in the dtype that they are multiplied in: once, instead of at every step."""
-    return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, params)
-
-
-@functools.cache
-def _graph(config: Any) -> Any:
-    return nnx.split(nnx.eval_shape(lambda: Model(config, rngs=nnx.Rngs(0))))[0]
-
-
-@functools.cache
-def _multiplies_bfloat16() -> bool:
-    if jax.default_backend() != "cpu":
-        return jax.default_backend() == "gpu"
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags
