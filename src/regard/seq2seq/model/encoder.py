@@ -55,12 +55,13 @@ class Encoder(nnx.Module):
         embedded = embedded.swapaxes(0, 1)  # [S, B, embedding]
         S = embedded.shape[0]
         valid = jnp.arange(S, dtype=lens.dtype)[:, None, None] < lens[None, :, None]  # [S, B, 1]
+        longest = jnp.minimum(lens.max(), S)
         *rngs, last_rng = streams(rng, len(self.layers) + 1)
         rates = [self.config.layer_dropout] * (len(self.layers) - 1)
         rates.append(self.config.annotation_dropout)
         states = embedded
         for layer, rate, rng in zip(self.layers, rates, rngs, strict=True):
-            states, last = layer(states, valid)
+            states, last = layer(states, valid, longest)
             states = drop(states, rate, rng)
         # Without attention the last states are the context, and are treated as annotations are.
         last = drop(last, self.config.annotation_dropout, last_rng)
@@ -68,7 +69,7 @@ class Encoder(nnx.Module):
 
 
 class _Layer(nnx.Module):
-    """One layer: both directions in one loop, the backward one on the reversed sentence."""
+    """One layer: both directions in one loop, the backward one on the reversed sentences."""
 
     def __init__(self, config: Config, width: int, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -78,22 +79,27 @@ class _Layer(nnx.Module):
         self.forward_kernel = nnx.Param(orthogonal_gates(rngs.params(), H, gates))
         self.backward_kernel = nnx.Param(orthogonal_gates(rngs.params(), H, gates))
 
-    def __call__(self, inputs: Array, valid: Array) -> tuple[Array, Array]:
+    def __call__(self, inputs: Array, valid: Array, longest: Array) -> tuple[Array, Array]:
         """[S, B, width] -> states [S, B, 2 · encoder], last states [B, 2 · encoder]."""
         config = self.config
         cell, dtype = cell_named(config.cell), config.compute_dtype
-        # Reversed, a sentence starts with its padding, over which the zero state passes.
+
+        def turned(x: Array) -> Array:
+            """Reversed in time, from the end of the longest sentence on; its own inverse."""
+            return jnp.roll(jnp.flip(x, 0), longest, axis=0)
+
+        # Reversed, a shorter sentence starts with padding, over which the zero state passes.
         ahead = self.forward(inputs)  # [S, B, gates · H]
-        back = self.backward(jnp.flip(inputs, 0))
+        back = self.backward(turned(inputs))
         start = cell.initial(jnp.zeros((inputs.shape[1], config.encoder), ahead.dtype))
         kernels = {
             "forward": self.forward_kernel[...].astype(dtype),
             "backward": self.backward_kernel[...].astype(dtype),
         }
-        xs = (ahead, back, valid, jnp.flip(valid, 0))
+        xs = (ahead, back, valid, turned(valid))
         step = functools.partial(_step, cell)
-        last, (ahead, back) = unroll(step, kernels, None, (start, start), xs)
-        states = jnp.concatenate([ahead, jnp.flip(back, 0)], axis=-1)
+        last, (ahead, back) = unroll(step, kernels, None, (start, start), xs, longest)
+        states = jnp.concatenate([ahead, turned(back)], axis=-1)
         return states, jnp.concatenate([cell.output(state) for state in last], axis=-1)
 
 
