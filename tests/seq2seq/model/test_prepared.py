@@ -36,7 +36,10 @@ def test_kernels_are_prepared_once_in_the_dtype_of_the_products(architecture):
     for path, leaf in jax.tree_util.tree_leaves_with_path(found.params):
         kernel = leaf.ndim > 1 and "embedding" not in str(path[0])
         assert leaf.dtype == (jnp.bfloat16 if kernel else jnp.float32), path
-    assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
+    own = jax.tree.leaves(nnx.state(model))
+    assert {leaf.dtype for leaf in own} == {jnp.dtype("float32")}
+    for given, same in zip(own, jax.tree.leaves(prepared(model, "float32").params), strict=True):
+        assert same is given, "a parameter was copied"
 
 
 def test_a_replaced_parameter_is_prepared_again():

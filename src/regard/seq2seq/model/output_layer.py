@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from regard.seq2seq.decode.top_k import BLOCK
-from regard.seq2seq.model.translation_model import Model
 
 
 @jax.tree_util.register_dataclass
@@ -24,12 +23,12 @@ class OutputLayer:
     bias: Array
 
     @classmethod
-    def of(cls, model: Model) -> "OutputLayer":
-        missing = -model.config.target_vocab % BLOCK
-        kernel = model.output_kernel.astype(model.config.compute_dtype)
+    def of(cls, kernel: Array, bias: Array) -> "OutputLayer":
+        """Of the output embedding (target_vocab, embedding) and the bias (target_vocab,)."""
+        missing = -bias.shape[0] % BLOCK
         return cls(
             jnp.pad(kernel, ((0, missing), (0, 0))).T,
-            jnp.pad(model.output_bias[...], (0, missing), constant_values=-jnp.inf),
+            jnp.pad(bias, (0, missing), constant_values=-jnp.inf),
         )
 
     def logits(self, readout: Array) -> Array:

@@ -53,9 +53,28 @@ def prepared(model: Model, dtype: str) -> Prepared:
     if found is None or any(old is not new for old, new in zip(before, leaves, strict=True)):
         if dtype != model.config.compute_dtype.name:
             graph = _graph(replace(model.config, dtype=dtype))
-        found = Prepared(graph, *_program()(graph, params))
+        found = Prepared(graph, *_prepare(model, params, dtype))
         of_model[dtype] = leaves, found
     return found
+
+
+def _prepare(model: Model, params: Any, dtype: str) -> tuple[Any, OutputLayer]:
+    """The parameters and the vocabulary's projection; what stays as it is is not copied.
+
+    Embeddings do: of a table whose rows are gathered, XLA on a CPU would make a float32 copy again.
+    """
+    found, tree = jax.tree_util.tree_flatten_with_path(params)
+    leaves = [leaf for _, leaf in found]
+    kernels = [
+        place
+        for place, (path, leaf) in enumerate(found)
+        if path[0].key in ("encoder", "decoder") and leaf.ndim > 1 and leaf.dtype != dtype
+    ]
+    of_output = model.output_kernel, model.output_bias[...]
+    cast, output = _program()(dtype, [leaves[place] for place in kernels], *of_output)
+    for place, kernel in zip(kernels, cast, strict=True):
+        leaves[place] = kernel
+    return jax.tree.unflatten(tree, leaves), output
 
 
 @functools.cache
@@ -64,14 +83,11 @@ def _program() -> Any:
     return jax.jit(_arrays, static_argnums=0, compiler_options=unoptimized())
 
 
-def _arrays(graph: Any, params: Any) -> tuple[Any, OutputLayer]:
-    model: Model = nnx.merge(graph, params)
-    dtype, output = model.config.compute_dtype, OutputLayer.of(model)
-    # Not the embeddings: of a table whose rows are gathered, XLA would make a float32 copy again.
-    for part in (model.encoder, model.decoder):
-        kernels = jax.tree.map(lambda x: x.astype(dtype) if x.ndim > 1 else x, nnx.state(part))
-        nnx.update(part, kernels)
-    return nnx.state(model), output
+def _arrays(
+    dtype: str, kernels: list[Array], output_kernel: Array, output_bias: Array
+) -> tuple[list[Array], OutputLayer]:
+    cast = [kernel.astype(dtype) for kernel in kernels]
+    return cast, OutputLayer.of(output_kernel.astype(dtype), output_bias)
 
 
 @functools.cache
