@@ -269,6 +269,25 @@ def test_padding_changes_nothing(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-3), *grads)
 
 
+@pytest.mark.parametrize("name", ["additive", FIXED])
+def test_the_encoder_may_end_with_the_longest_sentence(name):
+    model = random_model(CONFIGS[name])
+    source = jnp.pad(jnp.asarray(BATCH.source), ((0, 0), (0, 5)))
+    lens = jnp.asarray(BATCH.source_lens)
+    whole, ended = model.encode(source, lens), model.encode(source, lens, longest=lens.max())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole, ended)
+
+
+def test_a_loss_takes_a_known_number_of_steps():
+    """Else devices that share a model would each take their own, and wait for each other."""
+    model, lens = random_model(CONFIG), jnp.asarray(BATCH.source_lens)
+    loss = str(jax.make_jaxpr(lambda: model.loss(BATCH))())
+    search = str(jax.make_jaxpr(lambda n: model.encode(BATCH.source, n, longest=n.max()))(lens))
+    assert " scan[" in loss
+    assert " while[" not in loss
+    assert " while[" in search
+
+
 def _unroll_all(step, kernels, shared, carry, xs, count=None):
     return unroll.fun(step, kernels, shared, carry, xs)
 

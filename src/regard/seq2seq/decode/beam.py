@@ -171,7 +171,7 @@ def start(model: Model, options: SearchOptions, source: Array, lens: Array) -> _
     """The empty hypothesis of every sentence, before the first step."""
     B, S = source.shape
     T, K = options.longest(S), options.beam
-    encoded = model.encode(source, lens)
+    encoded = model.encode(source, lens, longest=jnp.minimum(lens.max(), S).astype(jnp.int32))
     lens = lens.astype(jnp.int32)
     longest = (options.max_ratio * lens.astype(jnp.float32)).astype(jnp.int32) + options.max_extra
     integers, floats = (jnp.zeros((B, K + 1), dtype) for dtype in (jnp.int32, jnp.float32))

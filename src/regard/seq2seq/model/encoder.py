@@ -38,7 +38,12 @@ class Encoder(nnx.Module):
         self.layers = nnx.List([_Layer(config, width, rngs=rngs) for width in widths])
 
     def __call__(
-        self, embedded: Array, lens: Array, rng: Array | None = None, record: Recorder | None = None
+        self,
+        embedded: Array,
+        lens: Array,
+        rng: Array | None = None,
+        record: Recorder | None = None,
+        longest: Array | None = None,
     ) -> tuple[Array, Array]:
         """Annotates.
 
@@ -47,6 +52,7 @@ class Encoder(nnx.Module):
             lens: [B], how many tokens each sentence has; 0 is a row of padding.
             rng: for the dropout between layers and on the annotations; None: none.
             record: nothing is added: there is no attention here.
+            longest: the largest of `lens`, where the loop may end; see `Model.encode`.
 
         Returns:
             The annotations [B, S, 2 · encoder], zero at padding; and the last states of both
@@ -55,7 +61,6 @@ class Encoder(nnx.Module):
         embedded = embedded.swapaxes(0, 1)  # [S, B, embedding]
         S = embedded.shape[0]
         valid = jnp.arange(S, dtype=lens.dtype)[:, None, None] < lens[None, :, None]  # [S, B, 1]
-        longest = jnp.minimum(lens.max(), S)
         *rngs, last_rng = streams(rng, len(self.layers) + 1)
         rates = [self.config.layer_dropout] * (len(self.layers) - 1)
         rates.append(self.config.annotation_dropout)
@@ -79,14 +84,15 @@ class _Layer(nnx.Module):
         self.forward_kernel = nnx.Param(orthogonal_gates(rngs.params(), H, gates))
         self.backward_kernel = nnx.Param(orthogonal_gates(rngs.params(), H, gates))
 
-    def __call__(self, inputs: Array, valid: Array, longest: Array) -> tuple[Array, Array]:
+    def __call__(self, inputs: Array, valid: Array, longest: Array | None) -> tuple[Array, Array]:
         """[S, B, width] -> states [S, B, 2 · encoder], last states [B, 2 · encoder]."""
         config = self.config
         cell, dtype = cell_named(config.cell), config.compute_dtype
 
         def turned(x: Array) -> Array:
             """Reversed in time, from the end of the longest sentence on; its own inverse."""
-            return jnp.roll(jnp.flip(x, 0), longest, axis=0)
+            x = jnp.flip(x, 0)
+            return x if longest is None else jnp.roll(x, longest, axis=0)
 
         # Reversed, a shorter sentence starts with padding, over which the zero state passes.
         ahead = self.forward(inputs)  # [S, B, gates · H]
