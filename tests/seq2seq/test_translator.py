@@ -12,6 +12,8 @@ from regard.seq2seq.alignment import Links, argmax_links, word_weights
 from regard.seq2seq.corpus import Grammar
 from regard.seq2seq.decode import programs
 from regard.seq2seq.decode.batch_shapes import WIDTHS, groups
+from regard.seq2seq.decode.beam import search_with_beam
+from regard.seq2seq.decode.compiled import compiled
 from regard.seq2seq.decode.explaining import explain_words
 from regard.seq2seq.decode.hypotheses import SearchOptions
 from regard.seq2seq.decode.joining import Part, Written, joined
@@ -89,14 +91,12 @@ def test_texts_together_are_translated_as_each_alone(translator):
     for text, (best, *_) in zip(TEXTS, together, strict=True):
         (alone, *_), *_ = translator.translate([text], search=SEARCH)
         assert_same(best, alone)
-    program = programs.compiled(beam_search, True, options=SEARCH, n_best=1)
-    compiled = program._cache_size()
-    assert compiled
+    program = compiled(search_with_beam, True, options=SEARCH, n_best=1)
+    count = program._cache_size()
+    assert count
     again = translator.translate(TEXTS[::-1], search=SEARCH, batch_tokens=64)
     assert [best.text for best, *_ in again[::-1]] == [best.text for best, *_ in together]
-    assert (
-        programs.compiled(beam_search, True, options=SEARCH, n_best=1)._cache_size() == compiled
-    ), "it was compiled again"
+    assert program._cache_size() == count, "it was compiled again"
     # The empty text is not translated; two without a full stop are read with one, too.
     assert told[-1] == (7, 7)
     assert [done for done, _ in told] == sorted(done for done, _ in told)

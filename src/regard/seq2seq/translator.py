@@ -6,7 +6,7 @@ input_variants.py, and the search is in search.py.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,10 +16,10 @@ from jax import Array
 
 from regard.seq2seq.alignment import word_weights
 from regard.seq2seq.decode import programs
-from regard.seq2seq.decode.batch_shapes import WIDTHS, groups
-from regard.seq2seq.decode.hypotheses import SearchOptions
+from regard.seq2seq.decode.batch_shapes import WIDTHS, Group, groups
+from regard.seq2seq.decode.hypotheses import Hypotheses, SearchOptions
 from regard.seq2seq.decode.input_variants import read_sources
-from regard.seq2seq.decode.joining import Part, Written, joined, padded
+from regard.seq2seq.decode.joining import Part, Written, join_parts, padded, read_out
 from regard.seq2seq.decode.layers import LayerWeights, layer_weights
 from regard.seq2seq.decode.next_words import NextWords, next_words
 from regard.seq2seq.decode.restoring import restored
@@ -168,14 +168,16 @@ class Translator:
             for start, stop in self._ranges(variant.split, encoded)
         ]
         ids = [variants[part.variant][1].ids[part.start : part.stop] for part in parts]
-        written = self._search(ids, search, n_best, batch_tokens, hurry, whole_batches, progress)
-        of_variant: list[list[tuple[Part, list[Written]]]] = [[] for _ in variants]
-        for part, hypotheses in zip(parts, written, strict=True):
-            of_variant[part.variant].append((part, hypotheses))
-        target = self.tokenizers.target
+        found = self._search(ids, search, n_best, batch_tokens, hurry, whole_batches, progress)
         drafts = iter(
-            joined(encoded, found, target, search.length_penalty, replace_unknown)
-            for (_, encoded), found in zip(variants, of_variant, strict=True)
+            join_parts(
+                [encoded for _, encoded in variants],
+                parts,
+                found,
+                self.tokenizers.target,
+                search.length_penalty,
+                replace_unknown,
+            )
         )
         return [restored(one, [next(drafts) for _ in one.variants]) for one in sources]
 
@@ -359,36 +361,39 @@ class Translator:
         hurry: bool | None,
         whole_batches: bool,
         progress: Progress | None,
-    ) -> list[list[Written]]:
-        """For each part its hypotheses, the best first."""
-        found: list[list[Written]] = [[] for _ in ids]
-        done, hurry = 0, len(ids) <= HURRY if hurry is None else hurry
+    ) -> Iterator[tuple[int, list[Written]]]:
+        """The number of each part and its hypotheses, the best first, in any order.
+
+        The device is given the next batch before the results of one are read.
+        """
+        hurry = len(ids) <= HURRY if hurry is None else hurry
         kind = (search, n_best, hurry)
         known = self._known(kind)
         lengths = [len(one) + 1 for one in ids]
         tokens = batch_tokens or _batch_tokens()
+        done = 0
+        running: list[tuple[Group, Hypotheses]] = []
+
+        def read() -> Iterator[tuple[int, list[Written]]]:
+            nonlocal done
+            group, hypotheses = running.pop()
+            # Rows of padding follow those of the members.
+            yield from zip(group.members, read_out(hypotheses), strict=False)
+            done += len(group.members)
+            if progress is not None:
+                progress(done, len(ids))
+
         for group in groups(lengths, tokens=tokens, known=known, whole=whole_batches):
             examples = [(ids[i], ()) for i in group.members]
             batch = Batch.of(examples, rows=group.rows, width=group.width)
             source, lens = (_on_device(array) for array in (batch.source, batch.source_lens))
             hypotheses = programs.search(self.model, source, lens, search, n_best, hurry=hurry)
-            best = jax.tree.map(np.asarray, hypotheses)
             self._compiled.add((kind, group.rows, group.width))
-            for row, i in enumerate(group.members):
-                for k, length in enumerate(best.lens[row]):
-                    if length:  # otherwise fewer than n_best were found
-                        found[i].append(
-                            Written(
-                                best.tokens[row, k, :length],
-                                best.attention[row, k, :length],
-                                float(best.scores[row, k]),
-                                float(best.log_probs[row, k]),
-                            )
-                        )
-            done += len(group.members)
-            if progress is not None:
-                progress(done, len(ids))
-        return found
+            if running:
+                yield from read()
+            running.append((group, hypotheses))
+        if running:
+            yield from read()
 
 
 def _on_device(array: Any) -> Array:

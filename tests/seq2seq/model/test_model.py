@@ -269,6 +269,29 @@ def test_padding_changes_nothing(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-3), *grads)
 
 
+@pytest.mark.parametrize("name", ["additive", FIXED])
+def test_the_encoder_may_end_with_the_longest_sentence(name):
+    model = random_model(CONFIGS[name])
+    source = jnp.pad(jnp.asarray(BATCH.source), ((0, 0), (0, 5)))
+    lens = jnp.asarray(BATCH.source_lens)
+    whole, ended = model.encode(source, lens), model.encode(source, lens, longest=lens.max())
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole, ended)
+
+
+def test_a_loss_takes_a_known_number_of_steps():
+    """Else devices that share a model would each take their own, and wait for each other."""
+    model, lens = random_model(CONFIG), jnp.asarray(BATCH.source_lens)
+    loss = str(jax.make_jaxpr(lambda: model.loss(BATCH))())
+    search = str(jax.make_jaxpr(lambda n: model.encode(BATCH.source, n, longest=n.max()))(lens))
+    assert " scan[" in loss
+    assert " while[" not in loss
+    assert " while[" in search
+
+
+def _unroll_all(step, kernels, shared, carry, xs, count=None):
+    return unroll.fun(step, kernels, shared, carry, xs)
+
+
 def test_the_gradient_is_autodiffs(monkeypatch):
     """Every hand-written backward pass against JAX's own of the same function."""
     config = dataclasses.replace(CONFIG, encoder_layers=2, decoder_layers=2)
@@ -282,8 +305,13 @@ def test_the_gradient_is_autodiffs(monkeypatch):
         ("seq2seq.model.translation_model", "cross_entropy"),
     ):
         module = importlib.import_module(f"regard.{module}")
-        monkeypatch.setattr(module, name, getattr(module, name).fun)
-    _, theirs = jax.jit(_gradient.__wrapped__, static_argnums=0)(graph, params, BATCH)
+        plain = getattr(module, name).fun
+        if name == "unroll":  # without a count: autodiff has to know the number of steps
+            plain = _unroll_all
+        monkeypatch.setattr(module, name, plain)
+    # A function of its own: of `_gradient` jit would take what it traced before.
+    program = jax.jit(lambda *given: _gradient.__wrapped__(graph, *given))
+    _, theirs = program(params, BATCH)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-4), ours, theirs)
 
 
@@ -335,6 +363,24 @@ def test_unroll_differentiates_as_scan_does():
         for run in (functools.partial(unroll, step), by_scan)
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours, theirs)
+
+
+@pytest.mark.parametrize("count", [0, 2, 5])
+def test_unroll_leaves_out_steps_past_the_count(count):
+    def step(times, shared, carry, x):
+        return carry + times("a", x), carry
+
+    kernels, zero = {"a": jnp.ones((1, 1), jnp.float32)}, jnp.zeros((1, 1), jnp.float32)
+    run = jax.jit(lambda xs: unroll(step, kernels, None, zero, xs, jnp.asarray(count, jnp.int32)))
+    ones = jnp.ones((5, 1, 1), jnp.float32)
+    carry, ys = run(ones)
+    assert carry.item() == count
+    np.testing.assert_array_equal(ys[:, 0, 0], [i if i < count else 0 for i in range(5)])
+    # Where derivatives are taken all steps are made; those past the count leave the carry as it is.
+    xs = ones.at[count:].set(0.0)
+    value, grad = jax.value_and_grad(lambda xs: run(xs)[0][0, 0])(xs)
+    assert value == count
+    np.testing.assert_array_equal(grad, ones)
 
 
 def test_unroll_refuses_a_kernel_used_twice():

@@ -123,10 +123,11 @@ class _Extensions:
 def search_with_beam(
     model: Model,
     output: OutputLayer,
-    options: SearchOptions,
-    n_best: int,
     source: Array,
     lens: Array,
+    *,
+    options: SearchOptions,
+    n_best: int,
 ) -> Hypotheses:
     """The n best of a beam; see `regard.seq2seq.decode.search.beam_search`."""
     B, S = source.shape
@@ -173,7 +174,7 @@ def start(model: Model, options: SearchOptions, source: Array, lens: Array) -> _
     """The empty hypothesis of every sentence, before the first step."""
     B, S = source.shape
     T, K = options.longest(S), options.beam
-    encoded = model.encode(source, lens)
+    encoded = model.encode(source, lens, longest=jnp.minimum(lens.max(), S).astype(jnp.int32))
     lens = lens.astype(jnp.int32)
     longest = (options.max_ratio * lens.astype(jnp.float32)).astype(jnp.int32) + options.max_extra
     integers, floats = (jnp.zeros((B, K + 1), dtype) for dtype in (jnp.int32, jnp.float32))

@@ -157,7 +157,7 @@ def read_sources(
         adapt: False: every text has one variant, the text as it is.
     """
     splits = [split_words(text) for text in texts]
-    pairs = zip(splits, tokenizer.encode_batch(texts), strict=True)
+    pairs = zip(splits, tokenizer.encode_batch(splits), strict=True)
     if adapt:
         return [_source(split, encoded, tokenizer, stand_ins) for split, encoded in pairs]
     return [Source(split, (Variant.of(split, {}, ()),), (encoded,)) for split, encoded in pairs]

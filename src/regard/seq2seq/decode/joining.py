@@ -1,12 +1,13 @@
 """Joins the hypotheses for the parts of a text into translations of the whole."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 
 from regard.seq2seq.alignment import word_weights
-from regard.seq2seq.decode.hypotheses import by_length
+from regard.seq2seq.decode.hypotheses import Hypotheses, by_length
 from regard.seq2seq.text.tokenizer import Encoded, Tokenizer
 from regard.seq2seq.text.words import Words
 
@@ -51,6 +52,56 @@ class Draft:
     weights: np.ndarray
     score: float
     log_prob: float
+
+
+def read_out(found: Hypotheses) -> Iterator[list[Written]]:
+    """The hypotheses of each row of a batch, the best first; waits for the device."""
+    best = jax.tree.map(np.asarray, found)
+    for row, lens in enumerate(best.lens):
+        yield [
+            Written(
+                best.tokens[row, k, :length],
+                best.attention[row, k, :length],
+                float(best.scores[row, k]),
+                float(best.log_probs[row, k]),
+            )
+            for k, length in enumerate(lens)
+            if length  # otherwise fewer than n_best were found
+        ]
+
+
+def join_parts(
+    sources: Sequence[Encoded],
+    parts: Sequence[Part],
+    found: Iterable[tuple[int, list[Written]]],
+    target: Tokenizer,
+    length_penalty: float,
+    replace_unknown: bool,
+) -> list[list[Draft]]:
+    """The translations of every variant; each is joined as soon as its last part is found.
+
+    Args:
+        sources: the variants.
+        parts: of all of them, those of one in order.
+        found: the number of each part and its hypotheses, in any order; the device may still be
+            searching for the later ones.
+        target, length_penalty, replace_unknown: as for `joined`.
+    """
+    of_variant: list[list[int]] = [[] for _ in sources]
+    for number, part in enumerate(parts):
+        of_variant[part.variant].append(number)
+    missing = [len(numbers) for numbers in of_variant]
+    written: dict[int, list[Written]] = {}
+    drafts: list[list[Draft]] = [[] for _ in sources]
+    for number, hypotheses in found:
+        written[number], variant = hypotheses, parts[number].variant
+        missing[variant] -= 1
+        if not missing[variant]:
+            whole = [(parts[i], written.pop(i)) for i in of_variant[variant]]
+            drafts[variant] = joined(
+                sources[variant], whole, target, length_penalty, replace_unknown
+            )
+    return drafts
 
 
 def joined(

@@ -1,11 +1,5 @@
-"""Search, forced decoding and explaining as compiled programs, at one of two optimization levels.
+"""Search, forced decoding and explaining, compiled for few sentences or for many."""
 
-For one sentence, compiling takes fifty times as long as translating. At optimization level 0 it
-takes a quarter of the time; the program is then half as fast, which matters from a hundred
-sentences on.
-"""
-
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,11 +8,11 @@ import jax
 from flax import nnx
 from jax import Array
 
+from regard.seq2seq.decode.compiled import compiled
 from regard.seq2seq.decode.explaining import explain_words
 from regard.seq2seq.decode.hypotheses import Hypotheses, SearchOptions
 from regard.seq2seq.decode.search import beam_search, force, greedy
 from regard.seq2seq.model.translation_model import Model
-from regard.seq2seq.train.runtime_options import optimized, unoptimized
 
 
 def search(
@@ -38,8 +32,8 @@ def search(
     if hurry and options.dtype == "auto" and jax.default_backend() == "cpu":
         options = replace(options, dtype="float32")  # less to compile than bfloat16
     if options.beam == 1:
-        return _run(greedy, hurry, model, source, source_lens, options=options)
-    return _run(beam_search, hurry, model, source, source_lens, options=options, n_best=n_best)
+        return greedy(model, source, source_lens, options, hurry=hurry)
+    return beam_search(model, source, source_lens, options, n_best=n_best, hurry=hurry)
 
 
 def forced(
@@ -62,17 +56,5 @@ def explained(
     return _run(explain_words, hurry, model, source, source_lens, target_in, target_out)
 
 
-def _run(function: Callable, hurry: bool, model: Model, *arrays: Array, **static: Any) -> Any:
-    graph, params = nnx.split(model)
-    return compiled(function, hurry, **static)(graph, params, *arrays)
-
-
-@functools.cache
-def compiled(function: Callable, hurry: bool, **static: Any) -> Any:
-    """The program that a function of a model and arrays is run by."""
-
-    def program(graph: Any, params: Any, *arrays: Array) -> Any:
-        return function(nnx.merge(graph, params), *arrays, **static)
-
-    options = unoptimized() if hurry else optimized()
-    return jax.jit(program, static_argnums=0, compiler_options=options)
+def _run(function: Callable, hurry: bool, model: Model, *arrays: Array) -> Any:
+    return compiled(function, hurry)(*nnx.split(model), *arrays)

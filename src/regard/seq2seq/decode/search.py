@@ -1,9 +1,10 @@
 """Search: the best translations of a batch; and forced decoding, the attention for given ones.
 
-Each is one jitted program. The beam itself is in beam.py, options and results in hypotheses.py.
+Each is one compiled program. The beam itself is in beam.py, options and results in hypotheses.py.
 """
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,8 +13,10 @@ from flax import nnx
 from jax import Array
 
 from regard.seq2seq.decode.beam import search_with_beam, start
+from regard.seq2seq.decode.compiled import compiled
 from regard.seq2seq.decode.hypotheses import Hypotheses, SearchOptions, candidates, penalized
-from regard.seq2seq.model.output_layer import OutputLayer, cast_kernels, for_search
+from regard.seq2seq.model.output_layer import OutputLayer
+from regard.seq2seq.model.prepared import prepared
 from regard.seq2seq.model.translation_model import Model
 from regard.seq2seq.text.vocabulary import EOS, PAD
 
@@ -27,6 +30,7 @@ def beam_search(
     options: SearchOptions = SearchOptions(),
     *,
     n_best: int | None = None,
+    hurry: bool = False,
 ) -> Hypotheses:
     """The best translations that a beam finds, each with its attention.
 
@@ -54,6 +58,7 @@ def beam_search(
         source_lens: [B]; a row of length 0 gets no hypotheses.
         options: the beam and what else there is to choose.
         n_best: how many hypotheses to return, at most the beam; None: the beam.
+        hurry: whether to compile at optimization level 0.
 
     Returns:
         The hypotheses; T is the longest that max_ratio and max_extra allow for S.
@@ -61,19 +66,26 @@ def beam_search(
     n_best = options.beam if n_best is None else n_best
     if not 1 <= n_best <= options.beam:
         raise ValueError(f"n_best must be from 1 to beam. Got {n_best}, beam {options.beam}.")
-    graph, params = for_search(model, options.dtype)
-    return _beam(graph, options, n_best, params, jnp.asarray(source), jnp.asarray(source_lens))
+    program = compiled(search_with_beam, hurry, options=options, n_best=n_best)
+    ready = prepared(model, options.dtype)
+    return program(*ready, jnp.asarray(source), jnp.asarray(source_lens))
 
 
 def greedy(
-    model: Model, source: Array, source_lens: Array, options: SearchOptions = SearchOptions()
+    model: Model,
+    source: Array,
+    source_lens: Array,
+    options: SearchOptions = SearchOptions(),
+    *,
+    hurry: bool = False,
 ) -> Hypotheses:
     """The best token at every step: what `beam_search` finds with beam=1.
 
     Args and returns are those of `beam_search`, with one hypothesis; `options.beam` is not used.
     """
-    graph, params = for_search(model, options.dtype)
-    return _greedy(graph, options, params, jnp.asarray(source), jnp.asarray(source_lens))
+    program = compiled(_greedy, hurry, options=replace(options, beam=1))
+    ready = prepared(model, options.dtype)
+    return program(*ready, jnp.asarray(source), jnp.asarray(source_lens))
 
 
 def force(model: Model, source: Array, source_lens: Array, target_in: Array) -> Array:
@@ -100,24 +112,12 @@ def _force(graph: Any, params: Any, source: Array, lens: Array, target_in: Array
     return weights.astype(jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _beam(
-    graph: Any, options: SearchOptions, n_best: int, params: Any, source: Array, lens: Array
-) -> Hypotheses:
-    model, output = _ready(graph, params)
-    return search_with_beam(model, output, options, n_best, source, lens)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
 def _greedy(
-    graph: Any, options: SearchOptions, params: Any, source: Array, lens: Array
+    model: Model, output: OutputLayer, source: Array, lens: Array, *, options: SearchOptions
 ) -> Hypotheses:
-    model, output = _ready(graph, params)
-    S = source.shape[1]
+    B, S = source.shape
     T = options.longest(S)
-    options = SearchOptions(**{**vars(options), "beam": 1})
     begun = start(model, options, source, lens)
-    B = source.shape[0]
 
     def going(carry: tuple) -> Array:
         step, *_, active, _, _, _ = carry
@@ -153,10 +153,3 @@ def _greedy(
     score = penalized(options, log_prob, length)
     found = Hypotheses(tokens, length, score, log_prob, attention)
     return jax.tree.map(lambda array: array[:, None], found)
-
-
-def _ready(graph: Any, params: Any) -> tuple[Model, OutputLayer]:
-    """The model with its kernels in the dtype of the products, and the vocabulary's layer."""
-    model = nnx.merge(graph, params)
-    output = OutputLayer.of(model)
-    return nnx.merge(graph, cast_kernels(params, model.config.compute_dtype)), output

@@ -105,27 +105,21 @@ class Attention(nnx.Module):
         return kernel[...].astype(self.dtype)
 
 
-def attend_step(
-    times: Times, memory: regard.Memory, query: Array, return_weights: bool
-) -> tuple[Array, Array | None]:
+def attend_step(times: Times, memory: regard.Memory, query: Array) -> tuple[Array, Array]:
     """One step of attention, for any number of queries per sentence.
 
     Args:
         times: multiplies by `Attention.kernels`.
-        memory: the sentence's.
+        memory: the sentence's; its values are zero at padding.
         query: [B, T, decoder], the decoder's states.
-        return_weights: whether the weights are wanted.
 
     Returns:
-        The contexts [B, T, width of the values] in float32, and the weights [B, T, S] or None.
+        The contexts [B, T, width of the values], and the weights [B, T, S], both float32.
     """
     if isinstance(memory.score, regard.Additive):
         query = times("query", query)
-    found = regard.attend(
-        query.astype(memory.value.dtype),
-        memory,
-        implementation="reference",  # for a few queries per sentence the dense form is the fastest
-        return_weights=return_weights,
-    )
-    out, weights = found if return_weights else (found, None)
-    return out.astype(jnp.float32), weights
+    # For a few queries per sentence the dense form is the fastest.
+    query = query.astype(memory.value.dtype)
+    weights = regard.weights(query, memory, implementation="reference").astype(jnp.float32)
+    value = memory.value[:, :, 0].astype(jnp.float32)
+    return jnp.einsum("bts,bsv->btv", weights, value), weights

@@ -113,10 +113,9 @@ class Decoder(nnx.Module):
         """
         if self.attention is None:
             return encoded
-        kernels = [self.context.kernel[...], self.from_context.kernel[...]]
-        kernel = jnp.concatenate(kernels, axis=1).astype(self.config.compute_dtype)
-        values = multiply({"context": kernel}, "context", encoded.values)  # [B, S, gates · D + E]
-        values = values.astype(encoded.memory.value.dtype)[:, :, None]
+        times = functools.partial(multiply, self._kernels())
+        parts = times("context", encoded.values), self.from_context(encoded.values)
+        values = jnp.concatenate(parts, axis=-1)[:, :, None]  # [B, S, 1, gates · D + E]
         return replace(encoded, memory=replace(encoded.memory, value=values), projected=True)
 
     def start(self, encoded: Encoded, room: int | None = None) -> State:
@@ -267,7 +266,7 @@ def _step(
         state, x = _read(cell, times, shared, state, x)
         query = cell.output(state[-1] if shared.context_bias is None else state[0])
         query = query if asked is None else query + asked
-        context, weights = attend_step(times, encoded.memory, query, return_weights)
+        context, weights = attend_step(times, encoded.memory, query)
         if encoded.projected:
             into_cell, context = jnp.split(context, [x.shape[-1]], axis=-1)
         else:
@@ -277,7 +276,7 @@ def _step(
         B, S = encoded.values.shape[:2]
         weights = jnp.zeros((B, x.shape[1], S), jnp.float32)
     states = _advance(cell, times, shared, state, x)
-    return states, (cell.output(states[-1]), context, weights)
+    return states, (cell.output(states[-1]), context, weights if return_weights else None)
 
 
 def _read(cell: Cell, times: Times, shared: Shared, state: State, x: Array) -> tuple[State, Array]:

@@ -38,7 +38,12 @@ class Encoder(nnx.Module):
         self.layers = nnx.List([_Layer(config, width, rngs=rngs) for width in widths])
 
     def __call__(
-        self, embedded: Array, lens: Array, rng: Array | None = None, record: Recorder | None = None
+        self,
+        embedded: Array,
+        lens: Array,
+        rng: Array | None = None,
+        record: Recorder | None = None,
+        longest: Array | None = None,
     ) -> tuple[Array, Array]:
         """Annotates.
 
@@ -47,6 +52,7 @@ class Encoder(nnx.Module):
             lens: [B], how many tokens each sentence has; 0 is a row of padding.
             rng: for the dropout between layers and on the annotations; None: none.
             record: nothing is added: there is no attention here.
+            longest: the largest of `lens`, where the loop may end; see `Model.encode`.
 
         Returns:
             The annotations [B, S, 2 · encoder], zero at padding; and the last states of both
@@ -60,7 +66,7 @@ class Encoder(nnx.Module):
         rates.append(self.config.annotation_dropout)
         states = embedded
         for layer, rate, rng in zip(self.layers, rates, rngs, strict=True):
-            states, last = layer(states, valid)
+            states, last = layer(states, valid, longest)
             states = drop(states, rate, rng)
         # Without attention the last states are the context, and are treated as annotations are.
         last = drop(last, self.config.annotation_dropout, last_rng)
@@ -68,7 +74,7 @@ class Encoder(nnx.Module):
 
 
 class _Layer(nnx.Module):
-    """One layer: both directions in one loop, the backward one on the reversed sentence."""
+    """One layer: both directions in one loop, the backward one on the reversed sentences."""
 
     def __init__(self, config: Config, width: int, *, rngs: nnx.Rngs) -> None:
         self.config = config
@@ -78,22 +84,28 @@ class _Layer(nnx.Module):
         self.forward_kernel = nnx.Param(orthogonal_gates(rngs.params(), H, gates))
         self.backward_kernel = nnx.Param(orthogonal_gates(rngs.params(), H, gates))
 
-    def __call__(self, inputs: Array, valid: Array) -> tuple[Array, Array]:
+    def __call__(self, inputs: Array, valid: Array, longest: Array | None) -> tuple[Array, Array]:
         """[S, B, width] -> states [S, B, 2 · encoder], last states [B, 2 · encoder]."""
         config = self.config
         cell, dtype = cell_named(config.cell), config.compute_dtype
-        # Reversed, a sentence starts with its padding, over which the zero state passes.
+
+        def turned(x: Array) -> Array:
+            """Reversed in time, from the end of the longest sentence on; its own inverse."""
+            x = jnp.flip(x, 0)
+            return x if longest is None else jnp.roll(x, longest, axis=0)
+
+        # Reversed, a shorter sentence starts with padding, over which the zero state passes.
         ahead = self.forward(inputs)  # [S, B, gates · H]
-        back = self.backward(jnp.flip(inputs, 0))
+        back = self.backward(turned(inputs))
         start = cell.initial(jnp.zeros((inputs.shape[1], config.encoder), ahead.dtype))
         kernels = {
             "forward": self.forward_kernel[...].astype(dtype),
             "backward": self.backward_kernel[...].astype(dtype),
         }
-        xs = (ahead, back, valid, jnp.flip(valid, 0))
+        xs = (ahead, back, valid, turned(valid))
         step = functools.partial(_step, cell)
-        last, (ahead, back) = unroll(step, kernels, None, (start, start), xs)
-        states = jnp.concatenate([ahead, jnp.flip(back, 0)], axis=-1)
+        last, (ahead, back) = unroll(step, kernels, None, (start, start), xs, longest)
+        states = jnp.concatenate([ahead, turned(back)], axis=-1)
         return states, jnp.concatenate([cell.output(state) for state in last], axis=-1)
 
 

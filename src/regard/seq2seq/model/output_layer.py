@@ -1,23 +1,18 @@
-"""The vocabulary's projection as search needs it, and the dtype that search computes in."""
+"""The vocabulary's projection as search needs it."""
 
-import functools
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 
 from regard.seq2seq.decode.top_k import BLOCK
-from regard.seq2seq.model.translation_model import Model
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class OutputLayer:
-    """The output embedding, transposed and padded once, before the loop.
+    """The output embedding, transposed and padded once.
 
     Attributes:
         kernel: [embedding, V], V the vocabulary rounded up to whole blocks of `best_of`.
@@ -28,12 +23,12 @@ class OutputLayer:
     bias: Array
 
     @classmethod
-    def of(cls, model: Model) -> "OutputLayer":
-        missing = -model.config.target_vocab % BLOCK
-        kernel = model.output_kernel.astype(model.config.compute_dtype)
+    def of(cls, kernel: Array, bias: Array) -> "OutputLayer":
+        """Of the output embedding (target_vocab, embedding) and the bias (target_vocab,)."""
+        missing = -bias.shape[0] % BLOCK
         return cls(
             jnp.pad(kernel, ((0, missing), (0, 0))).T,
-            jnp.pad(model.output_bias[...], (0, missing), constant_values=-jnp.inf),
+            jnp.pad(bias, (0, missing), constant_values=-jnp.inf),
         )
 
     def logits(self, readout: Array) -> Array:
@@ -41,40 +36,3 @@ class OutputLayer:
         rows = readout.reshape(-1, readout.shape[-1]).astype(self.kernel.dtype)
         logits = jnp.matmul(rows, self.kernel, preferred_element_type=jnp.float32)
         return (logits + self.bias[None]).reshape(*readout.shape[:-1], -1)
-
-
-def for_search(model: Model, dtype: str) -> tuple[Any, Any]:
-    """The model's graph and parameters, to compute in a dtype.
-
-    Args:
-        model: the translator.
-        dtype: "float32", "bfloat16", or "auto": bfloat16 where the machine multiplies it faster,
-            on a GPU and on a CPU with instructions for it.
-    """
-    if dtype == "auto":
-        dtype = "bfloat16" if _multiplies_bfloat16() else "float32"
-    graph, params = nnx.split(model)
-    if dtype != model.config.compute_dtype.name:
-        graph = _graph(replace(model.config, dtype=dtype))
-    return graph, params
-
-
-def cast_kernels(params: Any, dtype: Any) -> Any:
-    """Matrices in the dtype that they are multiplied in: once, instead of at every step."""
-    return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, params)
-
-
-@functools.cache
-def _graph(config: Any) -> Any:
-    return nnx.split(nnx.eval_shape(lambda: Model(config, rngs=nnx.Rngs(0))))[0]
-
-
-@functools.cache
-def _multiplies_bfloat16() -> bool:
-    if jax.default_backend() != "cpu":
-        return jax.default_backend() == "gpu"
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    return "avx512_bf16" in flags or "amx_bf16" in flags

@@ -24,7 +24,12 @@ Step = Callable[[Times, Any, Any, Any], tuple[Any, Any]]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def unroll(
-    step: Step, kernels: dict[str, Array], shared: Any, carry: Any, xs: Any
+    step: Step,
+    kernels: dict[str, Array],
+    shared: Any,
+    carry: Any,
+    xs: Any,
+    count: Array | None = None,
 ) -> tuple[Any, Any]:
     """lax.scan of a step that multiplies by kernels through `times`.
 
@@ -45,12 +50,26 @@ def unroll(
         shared: arrays that every step sees.
         carry: the state before the first step.
         xs: what each step is given, along the first axis.
+        count: an integer: later steps leave the carry as it is, and what they return is not used;
+            None: there are none. They are left out, except where derivatives are taken.
 
     Returns:
         The last carry, and what the steps returned, stacked.
     """
     times = functools.partial(multiply, kernels)
-    return jax.lax.scan(lambda carry, x: step(times, shared, carry, x), carry, xs)
+
+    def at(place: Any) -> Any:
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, keepdims=False), xs)
+
+    def body(place: Array, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        carry, y = step(times, shared, state[0], at(place))
+        write = functools.partial(jax.lax.dynamic_update_index_in_dim, index=place, axis=0)
+        return carry, jax.tree.map(write, state[1], y)
+
+    length = jax.tree.leaves(xs)[0].shape[0]
+    one = jax.eval_shape(lambda: step(times, shared, carry, at(0))[1])
+    ys = jax.tree.map(lambda y: jnp.zeros((length, *y.shape), y.dtype), one)
+    return jax.lax.fori_loop(0, length if count is None else count, body, (carry, ys))
 
 
 def multiply(kernels: dict[str, Array], name: str, left: Array) -> Array:
@@ -78,7 +97,12 @@ class _Taps:
 
 
 def _unroll_forward(
-    step: Step, kernels: dict[str, Array], shared: Any, carry: Any, xs: Any
+    step: Step,
+    kernels: dict[str, Array],
+    shared: Any,
+    carry: Any,
+    xs: Any,
+    count: Array | None = None,
 ) -> tuple[Any, Any]:
     def one_step(carry: Any, x: Any) -> dict[str, Array]:
         taps = _Taps(kernels, None)
@@ -105,7 +129,7 @@ def _unroll_forward(
     return out, (back, lefts, kernels)
 
 
-def _unroll_backward(step: Step, residuals: Any, d_out: Any) -> tuple[Any, Any, Any, Any]:
+def _unroll_backward(step: Step, residuals: Any, d_out: Any) -> tuple[Any, Any, Any, Any, None]:
     back, lefts, kernels = residuals
     d_shared, d_carry, d_xs, d_products = back(d_out)
     d_kernels = {}
@@ -115,7 +139,7 @@ def _unroll_backward(step: Step, residuals: Any, d_out: Any) -> tuple[Any, Any, 
         wide = accumulation_dtype(kernel.dtype)
         d_kernel = jnp.matmul(left.T, d_product, preferred_element_type=wide)  # [H, F]
         d_kernels[name] = d_kernel.astype(kernel.dtype)
-    return d_kernels, d_shared, d_carry, d_xs
+    return d_kernels, d_shared, d_carry, d_xs, None
 
 
 unroll.defvjp(_unroll_forward, _unroll_backward)

@@ -81,13 +81,19 @@ class TransformerEncoder(nnx.Module):
         self.norm = Norm(config.embedding)
 
     def __call__(
-        self, embedded: Array, lens: Array, rng: Array | None = None, record: Recorder | None = None
+        self,
+        embedded: Array,
+        lens: Array,
+        rng: Array | None = None,
+        record: Recorder | None = None,
+        longest: Array | None = None,
     ) -> Array:
         """[B, S, embedding] with lengths [B] -> states [B, S, embedding].
 
         Args:
             rng: for dropout; None: none.
             record: collects each layer's weights.
+            longest: not used: all tokens are read at once.
         """
         at = jnp.arange(embedded.shape[1], dtype=jnp.int32)[None]
         x = self.places(embedded, at, embedded.shape[1])

@@ -62,13 +62,24 @@ class Model(nnx.Module):
         source_lens: Array,
         rng: Array | None = None,
         record: Recorder | None = None,
+        longest: Array | None = None,
     ) -> Any:
-        """Reads the source, [B, S] with lengths [B]; what comes back is all that decoding needs."""
+        """Reads the source; what comes back is all that decoding needs.
+
+        Args:
+            source: [B, S].
+            source_lens: [B].
+            rng: for dropout.
+            record: collects the weights of every layer and head.
+            longest: the largest length, for a recurrent encoder to end its loop there, as long as
+                nothing is differentiated. Not for devices that share a model: their loops would
+                take different numbers of steps and wait for each other forever.
+        """
         embedding_rng, encoder_rng = streams(rng, 2)
         table = self.target_embedding if self.config.tie == "all" else self.source_embedding
         embedded = _embed(table, source)  # [B, S, embedding]
         embedded = drop(embedded, self.config.embedding_dropout, embedding_rng, rows=0)
-        states = self.encoder(embedded, source_lens, encoder_rng, record)
+        states = self.encoder(embedded, source_lens, encoder_rng, record, longest)
         return self.decoder.remember(states, source_lens)
 
     def decode(
