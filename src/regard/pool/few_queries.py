@@ -1,19 +1,26 @@
-"""A few queries per key head on a CPU, as in decoding: dense weights, keys in the caller's layout.
+"""A few queries per key head on a CPU, as in decoding: dense weights of some heads at a time.
 
-Such a call takes as long as reading keys and values once. `attend` gets them as [B, S, K, D]; a
-batched matrix product wants [B, K, S, D], and that copy takes several times as long. For up to
-MOST_IN_PLACE queries the products here read [B, S, K, D]: as one reduction over queries · keys, or,
-for one query per key head (where XLA's reduction is slow), as a matrix product of [S, K·D] with the
-queries on a block diagonal. That multiplies the other heads' keys by 0, so NaN or infinity in one
-head's key makes another head's score NaN; where a score is NaN, the output is computed again.
+Such a call takes as long as it reads and writes memory. `attend` gets keys and values as
+[B, S, K, D]; a batched matrix product wants float32 [B, K, S, D]. A copy of all of them takes
+several times as long as the product: the operating system has to map and zero the memory that it is
+written to, and then it is read again. So a loop takes the examples and heads part by part. A part's
+copies, its lift and its gradients stay in the processor's cache.
+
+A few queries of all heads together need no copy at all, see `_scores_in_place`.
 """
 
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
+from regard.dropout import Draw
+from regard.mask import Allowed
+from regard.placement import vary_as
+from regard.pool.axis_kinds import BATCH, HEADS, KEY_HEADS, Kinds, kinds_of
 from regard.pool.backend import Problem
 from regard.pool.merge import log_sum_exp
 from regard.pool.reference import dropped_out, masked_scores
@@ -21,10 +28,13 @@ from regard.pool.score_plan import ScorePlan
 from regard.score.contract import Lift, accumulation_dtype, matmul_precision, repeat_heads
 from regard.score.distances import spread_distances
 
-# Queries per key head: up to this number products read keys in place, past it they read a copy (two
-# CPU cores, 8 key heads of 1,024 keys and width 64: 4 queries 2.3 ms in place, 2.7 from a copy;
-# 8 queries 2.5 and 1.9; 32 queries, from where on tiles are as fast, 14 and 5.0).
-MOST_IN_PLACE = 4
+# Numbers of keys, values and weights in a part, 4 MiB of float32: smaller parts are more
+# iterations, and leave less work to divide among many cores.
+PART = 1 << 20
+# Queries of all heads together, up to which products read keys in place (two CPU cores, 16 heads of
+# 4,096 keys and width 64: one query each, 1.6 ms in place, 3.3 part by part; four queries each, 3.7
+# and 4.1 ms, of the processors' time 6.6 and 4.9).
+MOST_IN_PLACE = 32
 
 
 @jax.custom_jvp
@@ -33,38 +43,69 @@ def pool(problem: Problem) -> Any:
 
     Where keys are read in place they are not zeroed first, which would copy them: only where a
     score is NaN, or the output not finite, is it computed again, from zeroed arrays. (Hard and the
-    kernel regimes can make a finite output of NaN.) Derivatives are those of the pass over zeroed
-    arrays by plain matrix products.
+    kernel regimes can make a finite output of NaN.)
     """
-    axes = problem.axes
-    if axes.N // axes.K * axes.T > MOST_IN_PLACE:  # the copy zeroes at no cost
-        return _from_zeroed(problem)
-    found, scores = _pool(problem, in_place=True)
-    finite = jnp.isfinite(found[0] if problem.lse else found).all() & ~jnp.isnan(scores).any()
-    return jax.lax.cond(finite, lambda: found, lambda: _from_zeroed(problem))
+    lift = _lift(problem)
+    if not _can_read_in_place(problem, lift):
+        return _results(problem, _pool_parts(problem))
+    out, scores = _pool(problem, lift, in_place=True)
+    finite = jnp.isfinite(out).all() & ~jnp.isnan(scores).any()
+    outs = _outs(problem, out, scores)
+    return _results(problem, lax.cond(finite, lambda: outs, lambda: _pool_parts(problem)))
 
 
 @pool.defjvp
 def _pool_jvp(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Any, Any]:
-    return jax.jvp(_from_zeroed, primals, tangents)
+    # Imported when first used: a call that is not differentiated does not need it.
+    from regard.pool.derivatives import Residuals, tangents_of
+
+    [problem] = primals
+    found = pool(problem)
+    outs = found if problem.lse else (found,)
+    residuals = Residuals(primals, None, None, None, outs, None)
+    d_outs = tuple(tangents_of(Derivatives(), residuals, tangents))
+    return found, d_outs if problem.lse else d_outs[0]
 
 
-def _from_zeroed(problem: Problem) -> Any:
-    return _pool(problem.zeroed(), in_place=False)[0]
+class Derivatives(NamedTuple):
+    """The derivatives of `pool`, as derivatives.py asks for them; static."""
+
+    def smooth(self, residuals: Any) -> tuple[Array, ...]:
+        """The outputs by plain matrix products, which JAX differentiates in both modes."""
+        [problem] = residuals.operands
+        found = _results(problem, _pool_zeroed(problem))
+        return found if problem.lse else (found,)
+
+    def backward(self, residuals: Any, cotangents: tuple[Array, ...]) -> tuple[Problem]:
+        """The cotangents of the problem, part by part."""
+        return (_pull_back_parts(residuals.operands[0], cotangents),)
 
 
-def _pool(problem: Problem, in_place: bool) -> tuple[Any, Array]:
-    """score -> mask -> normalize -> pool, on whole arrays. Returns what `pool` does, and the
-    scores, -inf where masked.
+def _results(problem: Problem, outs: tuple[Array, ...]) -> Any:
+    out = outs[0].astype(problem.out_dtype)
+    return (out, outs[1]) if problem.lse else out
+
+
+# ---------------------------------------------------------------------------------------------
+# The pipeline on whole arrays.
+
+
+def _lift(problem: Problem) -> Lift | None:
+    """The score as an inner product; None for a regime that needs no scores."""
+    return ScorePlan.of(problem, tile_form=False).paths[0].lift
+
+
+def _pool(problem: Problem, lift: Lift | None, in_place: bool) -> tuple[Array, Array]:
+    """score -> mask -> normalize -> pool: the output, not rounded, and the scores, -inf where
+    masked.
 
     Args:
         in_place: whether products read keys and values in the caller's layout.
     """
     axes = problem.axes
     scores = jnp.zeros((axes.B, axes.N, axes.T, axes.S), accumulation_dtype(problem.query.dtype))
-    if problem.normalize.uses_scores:
-        lift = cast(Lift, ScorePlan.of(problem, tile_form=False).paths[0].lift)
-        scores = _scores(lift.query, lift.key, in_place)
+    if lift is not None:
+        scores = (_scores_in_place if in_place else _scores)(*_wide(lift.query, lift.key))
         if lift.key_bias is not None:
             scores = scores + repeat_heads(lift.key_bias[..., None, :], scores)
         shifts = problem.normalize.shift_invariant and problem.softcap is None and not problem.lse
@@ -74,44 +115,64 @@ def _pool(problem: Problem, in_place: bool) -> tuple[Any, Array]:
             scores = scores + spread_distances(lift.distance_bias, axes.T, axes.S)
     scores, allowed = masked_scores(problem, scores)
     weights = dropped_out(problem, problem.normalize(scores, allowed))
-    out = _pooled(weights, cast(Array, problem.value), in_place).astype(problem.out_dtype)
-    return ((out, log_sum_exp(scores)) if problem.lse else out), scores
+    pooled = _pooled_in_place if in_place else _pooled
+    return pooled(*_wide(weights, cast(Array, problem.value))), scores
 
 
-def _scores(query: Array, key: Array, in_place: bool) -> Array:
+def _outs(problem: Problem, out: Array, scores: Array) -> tuple[Array, ...]:
+    return (out, log_sum_exp(scores)) if problem.lse else (out,)
+
+
+def _pool_zeroed(problem: Problem) -> tuple[Array, ...]:
+    """The outputs, not rounded, from zeroed arrays, by plain matrix products."""
+    zeroed = problem.zeroed()
+    return _outs(problem, *_pool(zeroed, _lift(zeroed), in_place=False))
+
+
+def _scores(query: Array, key: Array) -> Array:
     """[B, N, T, F] and [B, K, S, F] -> the inner products, [B, N, T, S]."""
     (B, N, T, F), (K, S) = query.shape, key.shape[1:3]
-    query, key = _wide(query.reshape(B, K, N // K * T, F), key)  # [B, K, R, F]
-    if not in_place or K == 1:
-        return _product("bkrf,bksf->bkrs", query, key).reshape(B, N, T, S)
-    key = key.swapaxes(1, 2)  # [B, S, K, F]
-    if query.shape[2] == 1:
-        # The barriers keep XLA from turning a product around to save a transpose of its result;
-        # it would then sum over the first axis of its left operand, which is ten times slower.
-        own = jnp.eye(K, dtype=query.dtype)[None, :, None, :]  # [1, K, 1, K]
-        matrix = (query[:, :, 0, :, None] * own).reshape(B, K * F, K)
-        scores = _product("bsx,bxk->bsk", key.reshape(B, S, K * F), matrix)
-        scores = jax.lax.optimization_barrier(scores).swapaxes(1, 2)
-    else:
-        scores = (query[:, None] * key[:, :, :, None]).sum(-1).transpose(0, 2, 3, 1)  # [B, K, R, S]
-    return scores.reshape(B, N, T, S)
+    rows = query.reshape(B, K, N // K * T, F)
+    return _product("bkrf,bksf->bkrs", rows, key).reshape(B, N, T, S)
 
 
-def _pooled(weights: Array, value: Array, in_place: bool) -> Array:
+def _pooled(weights: Array, value: Array) -> Array:
     """[B, N, T, S] and [B, K, S, V] -> the weighted sums, [B, N, T, V]."""
     (B, N, T, S), (K, V) = weights.shape, value.shape[1::2]
-    weights, value = _wide(weights.reshape(B, K, N // K * T, S), value)  # [B, K, R, S]
-    if not in_place or K == 1:
-        return _product("bkrs,bksv->bkrv", weights, value).reshape(B, N, T, V)
-    value = value.swapaxes(1, 2)  # [B, S, K, V]
-    if weights.shape[2] == 1:
-        weights = jax.lax.optimization_barrier(weights[:, :, 0].swapaxes(1, 2))  # [B, S, K]
-        every = _product("bsk,bsx->bkx", weights, value.reshape(B, S, K * V))
-        out = jnp.diagonal(every.reshape(B, K, K, V), axis1=1, axis2=2).swapaxes(1, 2)
-    else:
-        weights = weights.transpose(0, 3, 1, 2)  # [B, S, K, R]
-        out = (weights[..., None] * value[:, :, :, None]).sum(1)
-    return out.reshape(B, N, T, V)
+    rows = weights.reshape(B, K, N // K * T, S)
+    return _product("bkrs,bksv->bkrv", rows, value).reshape(B, N, T, V)
+
+
+def _can_read_in_place(problem: Problem, lift: Lift | None) -> bool:
+    """Whether keys and values are multiplied as they are, by few enough queries."""
+    axes, value = problem.axes, cast(Array, problem.value)
+    wide = accumulation_dtype(problem.query.dtype, value.dtype)
+    unchanged = lift is None or (lift.key is problem.key and lift.key.dtype == wide)
+    return unchanged and value.dtype == wide and axes.N * axes.T <= MOST_IN_PLACE
+
+
+def _scores_in_place(query: Array, key: Array) -> Array:
+    """As `_scores`, a matrix product of [S, K·F] with the queries on a block diagonal.
+
+    It multiplies the other heads' keys by 0, so NaN or infinity in one head's key makes another
+    head's score NaN.
+    """
+    (B, N, T, F), (K, S) = query.shape, key.shape[1:3]
+    own = jnp.eye(K, dtype=query.dtype)[None, :, None, :, None]
+    diagonal = query.reshape(B, K, N // K * T, 1, F) * own  # [B, K, R, K, F]
+    columns = diagonal.reshape(B, N * T, K * F).swapaxes(1, 2)
+    scores = _product("bsx,bxn->bsn", key.swapaxes(1, 2).reshape(B, S, K * F), columns)
+    # Without the barrier XLA would turn the product around, which is slower.
+    return lax.optimization_barrier(scores).swapaxes(1, 2).reshape(B, N, T, S)
+
+
+def _pooled_in_place(weights: Array, value: Array) -> Array:
+    """As `_pooled`: the values of all heads by the weights of each, of which its own are taken."""
+    (B, N, T, S), (K, V) = weights.shape, value.shape[1::2]
+    values = value.swapaxes(1, 2).reshape(B, S, K * V)
+    every = _product("bns,bsx->bnx", weights.reshape(B, N * T, S), values)
+    own = jnp.diagonal(every.reshape(B, K, N // K * T, K, V), axis1=1, axis2=3)  # [B, R, V, K]
+    return jnp.moveaxis(own, -1, 1).reshape(B, N, T, V)
 
 
 def _product(subscripts: str, left: Array, right: Array) -> Array:
@@ -121,3 +182,203 @@ def _product(subscripts: str, left: Array, right: Array) -> Array:
 def _wide(*arrays: Array) -> list[Array]:
     dtype = accumulation_dtype(*(array.dtype for array in arrays))
     return [array.astype(dtype) for array in arrays]
+
+
+# ---------------------------------------------------------------------------------------------
+# The same part by part.
+
+
+OF_ROWS = Kinds((BATCH, HEADS))  # of an output, [B, N, T, ...]
+
+
+def _pool_parts(problem: Problem) -> tuple[Array, ...]:
+    """`_pool_zeroed`, part by part."""
+    parts = Parts(problem)
+
+    def pool_part(place: Place, totals: list[Array]) -> list[Array]:
+        found = _pool_zeroed(parts.problem(parts.cut_leaves(place), place))
+        return [parts.put(*each, OF_ROWS, place) for each in zip(totals, found, strict=True)]
+
+    shapes = jax.eval_shape(_pool_zeroed, problem)
+    return tuple(parts.loop(pool_part, [jnp.zeros(one.shape, one.dtype) for one in shapes]))
+
+
+def _pull_back_parts(problem: Problem, cotangents: tuple[Array, ...]) -> Problem:
+    """The cotangents of the problem; None for what has none."""
+    parts = Parts(problem)
+    moved = [at for at, leaf in enumerate(parts.leaves) if jnp.issubdtype(leaf.dtype, np.inexact)]
+    kinds = [parts.kinds[at] for at in moved]
+
+    def pull_back(place: Place, totals: list[Array]) -> list[Array]:
+        leaves = parts.cut_leaves(place)
+
+        def outs(values: list[Array]) -> tuple[Array, ...]:
+            given = list(leaves)
+            for at, value in zip(moved, values, strict=True):
+                given[at] = value
+            return _pool_zeroed(parts.problem(given, place))
+
+        primals, pull = jax.vjp(outs, [leaves[at] for at in moved])
+        rows = [parts.cut(one, OF_ROWS, place) for one in cotangents]
+        found = pull(
+            tuple(place.once(d).astype(x.dtype) for d, x in zip(rows, primals, strict=True))
+        )
+        return [parts.put(*each, place) for each in zip(totals, found[0], kinds, strict=True)]
+
+    wide = accumulation_dtype(problem.query.dtype)
+    like = [parts.leaves[at] for at in moved]
+    zeros = [
+        jnp.zeros_like(leaf, None if parts.divide(kind) else wide)
+        for leaf, kind in zip(like, kinds, strict=True)
+    ]
+    found: list[Any] = [None] * len(parts.leaves)
+    for at, leaf, total in zip(moved, like, parts.loop(pull_back, zeros), strict=True):
+        found[at] = total.astype(leaf.dtype)
+    return parts.cotangents(found)
+
+
+class Place(NamedTuple):
+    """Where a part lies: its first example and key head, and how many of its examples the part
+    before it has too.
+    """
+
+    example: Any
+    key_head: Any
+    repeated: Any
+
+    def once(self, rows: Array) -> Array:
+        """Cotangents of a part's rows, zeroed for examples that are in another part too."""
+        if isinstance(self.repeated, int):
+            return rows
+        own = jnp.arange(rows.shape[0], dtype=jnp.int32) >= self.repeated
+        return jnp.where(own.reshape(-1, *(1,) * (rows.ndim - 1)), rows, 0)
+
+
+class Parts:
+    """A problem in parts of about PART numbers, each of some examples and some heads.
+
+    Attributes:
+        leaves: the arrays of the problem, queries, keys and values in the caller's layout: a part
+            is cut out of [B, S, K, D] before it is transposed.
+        kinds: of the leaves.
+        batch, key_heads: examples and key heads of a part.
+    """
+
+    def __init__(self, problem: Problem):
+        self.whole, axes = problem, problem.axes
+        unused: dict[str, Any] = dict(seed=None, lost=None, sink=None, pages=None)
+        rest = replace(problem, allowed=Allowed(None, None, (), ()), **unused)
+        self.kinds = jax.tree.leaves(kinds_of(axes, (rest, problem.allowed, None, None)))
+        leaves, structure = jax.tree.flatten((rest, problem.allowed))
+        self.structure: Any = structure
+        self.leaves = _turned(leaves)
+        by_head = self.kinds[0][1] is not None
+        for at in range(3):
+            self.kinds[at] = Kinds((self.kinds[at][0], None, self.kinds[at][1], None))
+        self.group = axes.N // axes.K
+        head = axes.S * (axes.key_width + axes.V + self.group * axes.T)
+        fit = max(1, PART // head)  # key heads
+        if fit >= axes.K or not by_head:
+            count = -(-axes.B // max(1, fit // axes.K))
+            self.batch, self.key_heads = -(-axes.B // count), axes.K
+        else:
+            self.batch = 1
+            self.key_heads = max(k for k in range(1, fit + 1) if axes.K % k == 0)
+        self.sizes = {
+            BATCH: self.batch,
+            KEY_HEADS: self.key_heads,
+            HEADS: self.key_heads * self.group,
+        }
+
+    def loop(self, body: Any, totals: list[Array]) -> list[Array]:
+        """body(place, totals), part after part; the last part first, see `Place.once`."""
+        axes, across = self.whole.axes, self.whole.axes.K // self.key_heads
+        count = -(-axes.B // self.batch) * across
+        if count == 1:
+            return body(Place(0, 0, 0), totals)
+
+        def step(index: Array, totals: list[Array]) -> list[Array]:
+            index = count - 1 - index
+            first = index // across * self.batch
+            example = jnp.minimum(first, axes.B - self.batch)
+            repeated = first - example if axes.B % self.batch else 0
+            return body(Place(example, index % across * self.key_heads, repeated), totals)
+
+        return lax.fori_loop(0, count, step, vary_as(totals, self.leaves))
+
+    def cut_leaves(self, place: Place) -> list[Array]:
+        """The leaves of one part."""
+        return [self.cut(*each, place) for each in zip(self.leaves, self.kinds, strict=True)]
+
+    def cut(self, array: Array, kinds: Kinds, place: Place) -> Array:
+        starts, shape = self._box(array, kinds, place)
+        if shape == array.shape:
+            return array
+        # XLA slices no bfloat16: without the barrier it widens the whole array before the loop.
+        array, _ = lax.optimization_barrier((array, place))
+        return lax.dynamic_slice(array, starts, shape)
+
+    def put(self, total: Array, part: Array, kinds: Kinds, place: Place) -> Array:
+        """The total with a part in its place; added where several parts have that place."""
+        starts, shape = self._box(total, kinds, place)
+        if not self.divide(kinds):
+            part = part.astype(total.dtype) + self.cut(total, kinds, place)
+        part = part.astype(total.dtype)
+        if shape == total.shape:
+            return part
+        found = lax.dynamic_update_slice(_as_bits(total), _as_bits(part), starts)
+        return _as_floats(found, total.dtype)
+
+    def divide(self, kinds: Kinds) -> bool:
+        """Whether each part has numbers of its own."""
+        axes = self.whole.axes
+        by_head = HEADS in kinds or KEY_HEADS in kinds
+        return (self.batch == axes.B or BATCH in kinds) and (self.key_heads == axes.K or by_head)
+
+    def _box(
+        self, array: Array, kinds: Kinds, place: Place
+    ) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+        """Where a part of an array starts, and its shape."""
+        at = {BATCH: place.example, KEY_HEADS: place.key_head, HEADS: place.key_head * self.group}
+        kinds = Kinds.of(kinds, array.ndim)
+        shape = tuple(
+            size if kind is None else self.sizes[kind]
+            for kind, size in zip(kinds, array.shape, strict=True)
+        )
+        return tuple(0 if kind is None else at[kind] for kind in kinds), shape
+
+    def problem(self, leaves: list[Array], place: Place) -> Problem:
+        """The problem of one part."""
+        rest, allowed = self.structure.unflatten(_turned(leaves))
+        whole, B, N = self.whole.axes, self.batch, self.sizes[HEADS]
+        seed = self.whole.seed
+        if seed is not None:
+            example = place.example + jnp.arange(B, dtype=jnp.int32)
+            head = place.key_head * self.group + jnp.arange(N, dtype=jnp.int32)
+            seed = Draw(
+                cast(Array, seed), example[:, None] * whole.N + head[None, :], None, 0, whole.T
+            )
+        axes = replace(whole, B=B, N=N, K=self.key_heads)
+        return replace(rest, allowed=allowed, seed=seed, axes=axes)
+
+    def cotangents(self, leaves: list[Any]) -> Problem:
+        """Cotangents of the leaves, as those of the problem."""
+        rest, allowed = self.structure.unflatten(_turned(leaves))
+        return replace(rest, allowed=allowed)
+
+
+def _as_bits(array: Array) -> Array:
+    """Floating point numbers of 16 bits as integers: XLA updates no slice of bfloat16 in place."""
+    is_short = array.dtype.itemsize == 2 and jnp.issubdtype(array.dtype, jnp.floating)
+    return lax.bitcast_convert_type(array, jnp.uint16) if is_short else array
+
+
+def _as_floats(array: Array, dtype: Any) -> Array:
+    return lax.bitcast_convert_type(array, dtype) if array.dtype == jnp.uint16 else array
+
+
+def _turned(leaves: list[Array]) -> list[Array]:
+    """The leaves of a problem, of which the first three are its queries, keys and values, from
+    [B, N, T, D] to the caller's layout, [B, T, N, D], or back.
+    """
+    return [*(leaf.swapaxes(1, 2) for leaf in leaves[:3]), *leaves[3:]]
