@@ -6,9 +6,11 @@ several times as long as the product: the operating system has to map and zero t
 written to, and then it is read again. So a loop takes the examples and heads part by part. A part's
 copies, its lift and its gradients stay in the processor's cache.
 
-A few queries of all heads together need no copy at all, see `_scores_in_place`.
+A few queries of all heads together need no copy at all, see `_inner_in_place`.
 """
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -31,6 +33,11 @@ from regard.score.distances import spread_distances
 # Numbers of keys, values and weights in a part, 4 MiB of float32: smaller parts are more
 # iterations, and leave less work to divide among many cores.
 PART = 1 << 20
+# Parts that stay one where keys and values are multiplied as they are: a call with gradients then
+# computes its weights once (two CPU cores, B=2, T=16, S=2,000, N=8, D=64: 8.2 ms of processor time,
+# in parts 13; B=15, T=4, S=313, N=16: 27 and 19). Temporaries of some 20 MiB are memory that is
+# mapped anew at each call; where keys are changed first, those take several times as much.
+WHOLE = 5
 # Queries of all heads together, up to which products read keys in place (two CPU cores, 16 heads of
 # 4,096 keys and width 64: one query each, 1.6 ms in place, 3.3 part by part; four queries each, 3.7
 # and 4.1 ms, of the processors' time 6.6 and 4.9).
@@ -45,10 +52,10 @@ def pool(problem: Problem) -> Any:
     score is NaN, or the output not finite, is it computed again, from zeroed arrays. (Hard and the
     kernel regimes can make a finite output of NaN.)
     """
-    lift = _lift(problem)
-    if not _can_read_in_place(problem, lift):
+    lift, axes = _lift(problem), problem.axes
+    if not _is_unchanged(problem, lift) or axes.N * axes.T > MOST_IN_PLACE:
         return _results(problem, _pool_parts(problem))
-    out, scores = _pool(problem, lift, in_place=True)
+    out, scores = _pool(problem, lift, IN_PLACE)
     finite = jnp.isfinite(out).all() & ~jnp.isnan(scores).any()
     outs = _outs(problem, out, scores)
     return _results(problem, lax.cond(finite, lambda: outs, lambda: _pool_parts(problem)))
@@ -73,7 +80,7 @@ class Derivatives(NamedTuple):
     def smooth(self, residuals: Any) -> tuple[Array, ...]:
         """The outputs by plain matrix products, which JAX differentiates in both modes."""
         [problem] = residuals.operands
-        found = _results(problem, _pool_zeroed(problem))
+        found = _results(problem, _pool_zeroed(problem, PLAIN))
         return found if problem.lse else (found,)
 
     def backward(self, residuals: Any, cotangents: tuple[Array, ...]) -> tuple[Problem]:
@@ -95,17 +102,26 @@ def _lift(problem: Problem) -> Lift | None:
     return ScorePlan.of(problem, tile_form=False).paths[0].lift
 
 
-def _pool(problem: Problem, lift: Lift | None, in_place: bool) -> tuple[Array, Array]:
+class Products(NamedTuple):
+    """How queries are multiplied by keys, and weights by values.
+
+    Attributes:
+        inner: [B, N, T, F] and [B, K, S, F] to [B, N, T, S].
+        sums: [B, N, T, S] and [B, K, S, V] to [B, N, T, V].
+    """
+
+    inner: Callable[[Array, Array], Array]
+    sums: Callable[[Array, Array], Array]
+
+
+def _pool(problem: Problem, lift: Lift | None, products: Products) -> tuple[Array, Array]:
     """score -> mask -> normalize -> pool: the output, not rounded, and the scores, -inf where
     masked.
-
-    Args:
-        in_place: whether products read keys and values in the caller's layout.
     """
     axes = problem.axes
     scores = jnp.zeros((axes.B, axes.N, axes.T, axes.S), accumulation_dtype(problem.query.dtype))
     if lift is not None:
-        scores = (_scores_in_place if in_place else _scores)(*_wide(lift.query, lift.key))
+        scores = products.inner(*_wide(lift.query, lift.key))
         if lift.key_bias is not None:
             scores = scores + repeat_heads(lift.key_bias[..., None, :], scores)
         shifts = problem.normalize.shift_invariant and problem.softcap is None and not problem.lse
@@ -115,44 +131,70 @@ def _pool(problem: Problem, lift: Lift | None, in_place: bool) -> tuple[Array, A
             scores = scores + spread_distances(lift.distance_bias, axes.T, axes.S)
     scores, allowed = masked_scores(problem, scores)
     weights = dropped_out(problem, problem.normalize(scores, allowed))
-    pooled = _pooled_in_place if in_place else _pooled
-    return pooled(*_wide(weights, cast(Array, problem.value))), scores
+    return products.sums(*_wide(weights, cast(Array, problem.value))), scores
 
 
 def _outs(problem: Problem, out: Array, scores: Array) -> tuple[Array, ...]:
     return (out, log_sum_exp(scores)) if problem.lse else (out,)
 
 
-def _pool_zeroed(problem: Problem) -> tuple[Array, ...]:
-    """The outputs, not rounded, from zeroed arrays, by plain matrix products."""
+def _pool_zeroed(problem: Problem, products: Products) -> tuple[Array, ...]:
+    """The outputs, not rounded, from zeroed arrays."""
     zeroed = problem.zeroed()
-    return _outs(problem, *_pool(zeroed, _lift(zeroed), in_place=False))
+    return _outs(problem, *_pool(zeroed, _lift(zeroed), products))
 
 
-def _scores(query: Array, key: Array) -> Array:
-    """[B, N, T, F] and [B, K, S, F] -> the inner products, [B, N, T, S]."""
-    (B, N, T, F), (K, S) = query.shape, key.shape[1:3]
-    rows = query.reshape(B, K, N // K * T, F)
-    return _product("bkrf,bksf->bkrs", rows, key).reshape(B, N, T, S)
+def _inner(rows: Array, key: Array) -> Array:
+    """[B, K, R, F] and [B, K, S, F] -> [B, K, R, S]."""
+    return _product("bkrf,bksf->bkrs", rows, key)
 
 
-def _pooled(weights: Array, value: Array) -> Array:
-    """[B, N, T, S] and [B, K, S, V] -> the weighted sums, [B, N, T, V]."""
-    (B, N, T, S), (K, V) = weights.shape, value.shape[1::2]
-    rows = weights.reshape(B, K, N // K * T, S)
-    return _product("bkrs,bksv->bkrv", rows, value).reshape(B, N, T, V)
+def _sums(weights: Array, value: Array) -> Array:
+    """[B, K, R, S] and [B, K, S, V] -> [B, K, R, V]."""
+    return _product("bkrs,bksv->bkrv", weights, value)
 
 
-def _can_read_in_place(problem: Problem, lift: Lift | None) -> bool:
-    """Whether keys and values are multiplied as they are, by few enough queries."""
-    axes, value = problem.axes, cast(Array, problem.value)
+def _outer(weights: Array, rows: Array) -> Array:
+    """[B, K, R, S] and [B, K, R, V] -> [B, K, S, V].
+
+    The smaller operand is transposed first. XLA would multiply the transposed matrices instead, and
+    transpose the large result; the barrier keeps it from doing so.
+    """
+    columns = lax.optimization_barrier(weights.swapaxes(-1, -2))
+    return _product("bksr,bkrv->bksv", columns, rows)
+
+
+_inner_by_rows, _sums_by_rows = jax.custom_vjp(_inner), jax.custom_vjp(_sums)
+_inner_by_rows.defvjp(
+    lambda rows, key: (_inner(rows, key), (rows, key)),
+    lambda held, d: (_sums(d, held[1]), _outer(d, held[0])),
+)
+_sums_by_rows.defvjp(
+    lambda weights, value: (_sums(weights, value), (weights, value)),
+    lambda held, d: (_inner(d, held[1]), _outer(held[0], d)),
+)
+
+
+def _grouped(product: Callable[[Array, Array], Array], left: Array, right: Array) -> Array:
+    """A product of [B, N, T, x], where heads that share a key head lie side by side."""
+    (B, N, T, width), K = left.shape, right.shape[1]
+    return product(left.reshape(B, K, N // K * T, width), right).reshape(B, N, T, -1)
+
+
+def _products(*of: Callable[[Array, Array], Array]) -> Products:
+    return Products(*(functools.partial(_grouped, product) for product in of))
+
+
+def _is_unchanged(problem: Problem, lift: Lift | None) -> bool:
+    """Whether keys and values are multiplied as they are."""
+    value = cast(Array, problem.value)
     wide = accumulation_dtype(problem.query.dtype, value.dtype)
     unchanged = lift is None or (lift.key is problem.key and lift.key.dtype == wide)
-    return unchanged and value.dtype == wide and axes.N * axes.T <= MOST_IN_PLACE
+    return unchanged and value.dtype == wide
 
 
-def _scores_in_place(query: Array, key: Array) -> Array:
-    """As `_scores`, a matrix product of [S, K·F] with the queries on a block diagonal.
+def _inner_in_place(query: Array, key: Array) -> Array:
+    """As `_inner`, a matrix product of [S, K·F] with the queries on a block diagonal.
 
     It multiplies the other heads' keys by 0, so NaN or infinity in one head's key makes another
     head's score NaN.
@@ -166,13 +208,18 @@ def _scores_in_place(query: Array, key: Array) -> Array:
     return lax.optimization_barrier(scores).swapaxes(1, 2).reshape(B, N, T, S)
 
 
-def _pooled_in_place(weights: Array, value: Array) -> Array:
-    """As `_pooled`: the values of all heads by the weights of each, of which its own are taken."""
+def _sums_in_place(weights: Array, value: Array) -> Array:
+    """As `_sums`: the values of all heads by the weights of each, of which its own are taken."""
     (B, N, T, S), (K, V) = weights.shape, value.shape[1::2]
     values = value.swapaxes(1, 2).reshape(B, S, K * V)
     every = _product("bns,bsx->bnx", weights.reshape(B, N * T, S), values)
     own = jnp.diagonal(every.reshape(B, K, N // K * T, K, V), axis1=1, axis2=3)  # [B, R, V, K]
     return jnp.moveaxis(own, -1, 1).reshape(B, N, T, V)
+
+
+PLAIN = _products(_inner, _sums)
+PULLED_BACK = _products(_inner_by_rows, _sums_by_rows)  # in reverse mode only
+IN_PLACE = Products(_inner_in_place, _sums_in_place)
 
 
 def _product(subscripts: str, left: Array, right: Array) -> Array:
@@ -192,14 +239,14 @@ OF_ROWS = Kinds((BATCH, HEADS))  # of an output, [B, N, T, ...]
 
 
 def _pool_parts(problem: Problem) -> tuple[Array, ...]:
-    """`_pool_zeroed`, part by part."""
+    """The outputs, not rounded, part by part."""
     parts = Parts(problem)
 
     def pool_part(place: Place, totals: list[Array]) -> list[Array]:
-        found = _pool_zeroed(parts.problem(parts.cut_leaves(place), place))
+        found = _pool_zeroed(parts.problem(parts.cut_leaves(place), place), PLAIN)
         return [parts.put(*each, OF_ROWS, place) for each in zip(totals, found, strict=True)]
 
-    shapes = jax.eval_shape(_pool_zeroed, problem)
+    shapes = jax.eval_shape(lambda problem: _pool_zeroed(problem, PLAIN), problem)
     return tuple(parts.loop(pool_part, [jnp.zeros(one.shape, one.dtype) for one in shapes]))
 
 
@@ -216,7 +263,7 @@ def _pull_back_parts(problem: Problem, cotangents: tuple[Array, ...]) -> Problem
             given = list(leaves)
             for at, value in zip(moved, values, strict=True):
                 given[at] = value
-            return _pool_zeroed(parts.problem(given, place))
+            return _pool_zeroed(parts.problem(given, place), PULLED_BACK)
 
         primals, pull = jax.vjp(outs, [leaves[at] for at in moved])
         rows = [parts.cut(one, OF_ROWS, place) for one in cotangents]
@@ -278,7 +325,10 @@ class Parts:
         self.group = axes.N // axes.K
         head = axes.S * (axes.key_width + axes.V + self.group * axes.T)
         fit = max(1, PART // head)  # key heads
-        if fit >= axes.K or not by_head:
+        whole = WHOLE * PART if _is_unchanged(problem, _lift(problem)) else PART
+        if axes.B * axes.K * head <= whole:
+            self.batch, self.key_heads = axes.B, axes.K
+        elif fit >= axes.K or not by_head:
             count = -(-axes.B // max(1, fit // axes.K))
             self.batch, self.key_heads = -(-axes.B // count), axes.K
         else:
