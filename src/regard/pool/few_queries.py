@@ -52,13 +52,15 @@ def pool(problem: Problem) -> Any:
     score is NaN, or the output not finite, is it computed again, from zeroed arrays. (Hard and the
     kernel regimes can make a finite output of NaN.)
     """
-    lift, axes = _lift(problem), problem.axes
-    if not _is_unchanged(problem, lift) or axes.N * axes.T > MOST_IN_PLACE:
-        return _results(problem, _pool_parts(problem))
-    out, scores = _pool(problem, lift, IN_PLACE)
+    lift, axes, parts = _lift(problem), problem.axes, Parts(problem)
+    in_place = _is_unchanged(problem, lift) and axes.N * axes.T <= MOST_IN_PLACE
+    if not in_place or parts.without_copies:
+        return _results(problem, _pool_parts(parts))
+    out, scores = _pool(problem, lift, PLAIN if axes.K == 1 else IN_PLACE)
     finite = jnp.isfinite(out).all() & ~jnp.isnan(scores).any()
     outs = _outs(problem, out, scores)
-    return _results(problem, lax.cond(finite, lambda: outs, lambda: _pool_parts(problem)))
+    # `parts` are made above, so that keys enter the branch in the caller's layout, without a copy.
+    return _results(problem, lax.cond(finite, lambda: outs, lambda: _pool_parts(parts)))
 
 
 @pool.defjvp
@@ -67,7 +69,9 @@ def _pool_jvp(primals: tuple[Problem], tangents: tuple[Problem]) -> tuple[Any, A
     from regard.pool.derivatives import Residuals, tangents_of
 
     [problem] = primals
-    found = pool(problem)
+    parts = Parts(problem)
+    # One part: the backward pass computes the same weights, of which XLA keeps one copy.
+    found = _results(problem, _pool_parts(parts)) if parts.count == 1 else pool(problem)
     outs = found if problem.lse else (found,)
     residuals = Residuals(primals, None, None, None, outs, None)
     d_outs = tuple(tangents_of(Derivatives(), residuals, tangents))
@@ -238,15 +242,14 @@ def _wide(*arrays: Array) -> list[Array]:
 OF_ROWS = Kinds((BATCH, HEADS))  # of an output, [B, N, T, ...]
 
 
-def _pool_parts(problem: Problem) -> tuple[Array, ...]:
+def _pool_parts(parts: "Parts") -> tuple[Array, ...]:
     """The outputs, not rounded, part by part."""
-    parts = Parts(problem)
 
     def pool_part(place: Place, totals: list[Array]) -> list[Array]:
         found = _pool_zeroed(parts.problem(parts.cut_leaves(place), place), PLAIN)
         return [parts.put(*each, OF_ROWS, place) for each in zip(totals, found, strict=True)]
 
-    shapes = jax.eval_shape(lambda problem: _pool_zeroed(problem, PLAIN), problem)
+    shapes = jax.eval_shape(lambda problem: _pool_zeroed(problem, PLAIN), parts.whole)
     return tuple(parts.loop(pool_part, [jnp.zeros(one.shape, one.dtype) for one in shapes]))
 
 
@@ -309,6 +312,8 @@ class Parts:
             is cut out of [B, S, K, D] before it is transposed.
         kinds: of the leaves.
         batch, key_heads: examples and key heads of a part.
+        count: of parts.
+        without_copies: whether the whole is multiplied in the caller's layout.
     """
 
     def __init__(self, problem: Problem):
@@ -323,10 +328,12 @@ class Parts:
         for at in range(3):
             self.kinds[at] = Kinds((self.kinds[at][0], None, self.kinds[at][1], None))
         self.group = axes.N // axes.K
-        head = axes.S * (axes.key_width + axes.V + self.group * axes.T)
+        unchanged = _is_unchanged(problem, _lift(problem))
+        self.without_copies = unchanged and axes.K == 1 and problem.visible is None
+        copied = 0 if self.without_copies else axes.key_width + axes.V
+        head = axes.S * (copied + self.group * axes.T)
         fit = max(1, PART // head)  # key heads
-        whole = WHOLE * PART if _is_unchanged(problem, _lift(problem)) else PART
-        if axes.B * axes.K * head <= whole:
+        if axes.B * axes.K * head <= (WHOLE * PART if unchanged else PART):
             self.batch, self.key_heads = axes.B, axes.K
         elif fit >= axes.K or not by_head:
             count = -(-axes.B // max(1, fit // axes.K))
@@ -334,6 +341,7 @@ class Parts:
         else:
             self.batch = 1
             self.key_heads = max(k for k in range(1, fit + 1) if axes.K % k == 0)
+        self.count = -(-axes.B // self.batch) * (axes.K // self.key_heads)
         self.sizes = {
             BATCH: self.batch,
             KEY_HEADS: self.key_heads,
@@ -342,8 +350,7 @@ class Parts:
 
     def loop(self, body: Any, totals: list[Array]) -> list[Array]:
         """body(place, totals), part after part; the last part first, see `Place.once`."""
-        axes, across = self.whole.axes, self.whole.axes.K // self.key_heads
-        count = -(-axes.B // self.batch) * across
+        axes, across, count = self.whole.axes, self.whole.axes.K // self.key_heads, self.count
         if count == 1:
             return body(Place(0, 0, 0), totals)
 
