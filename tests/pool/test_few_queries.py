@@ -154,3 +154,29 @@ def test_a_call_in_parts_equals_the_reference(monkeypatch, name):
         scale = max(1.0, float(jnp.abs(jnp.where(jnp.isfinite(want), want, 0.0)).max()))
         got, want = (np.asarray(x, np.float32) for x in (got, want))
         np.testing.assert_allclose(got, want, rtol=0, atol=scale * tolerance)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "score", "backward"),
+    [
+        ((15, 4, 313, 16, 16, 64), jnp.float32, regard.Dot(), True),
+        ((8, 5, 700, 4, 4, 256), jnp.float32, regard.Dot(), False),  # read in place
+        ((12, 4, 852, 16, 16, 32), jnp.bfloat16, regard.Gaussian(3.0), False),
+    ],
+    ids=["gradients", "in place", "bfloat16"],
+)
+def test_no_copy_of_all_keys_is_made(sizes, dtype, score, backward):
+    """Temporaries of more than some 20 MiB are mapped anew at each call, which takes several times
+    as long as the call; a copy of keys and values takes 36 MiB or more here.
+    """
+    B, T, S, N, K, D = sizes
+    query = jax.ShapeDtypeStruct((B, T, N, D), dtype)
+    key = jax.ShapeDtypeStruct((B, S, K, D), dtype)
+
+    def call(query, key, value, cotangent):
+        options = dict(score=score, valid_lens=jnp.arange(B, dtype=jnp.int32) * 10)
+        out, pull = jax.vjp(lambda *inputs: regard.attend(*inputs, **options), query, key, value)
+        return (out, pull(cotangent)) if backward else out
+
+    memory = jax.jit(call).lower(query, key, key, query).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 8 * 2**20
