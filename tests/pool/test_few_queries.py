@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import regard
-from regard.pool import few_queries
+from regard.pool import parts
 
 S = 600  # with these heads, past the size that the dense path takes
 
@@ -86,7 +86,7 @@ def test_forward_mode_and_dropout_equal_the_reference():
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(few_queries, "PART", 2_000)  # one or two heads, or a few examples
+    monkeypatch.setattr(parts, "PART", 2_000)  # one or two heads, or a few examples
     jax.clear_caches()
     yield
     jax.clear_caches()
@@ -129,8 +129,8 @@ PARTS = {
 
 @pytest.mark.parametrize("name", PARTS)
 def test_a_call_in_parts_equals_the_reference(monkeypatch, name):
-    monkeypatch.setattr(few_queries, "PART", 2_000)
-    monkeypatch.setattr(few_queries, "WHOLE", 1)
+    monkeypatch.setattr(parts, "PART", 2_000)
+    monkeypatch.setattr(parts, "WHOLE", 1)
     K, options = PARTS[name]
     dtype = jnp.bfloat16 if name == "bfloat16" else jnp.float32
     rng = np.random.default_rng(K)
