@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 import regard
+from absent_gpu import HOPPER
 from cases import DTYPES
 from problem import assert_close, rounded
 from regard import placement
 from regard.attend import _pool
 from regard.mask import Mask, resolve
-from regard.placement import Device
+from regard.placement import Device, on_device
 from regard.pool.kernels.feature_pass import FeatureOperands, FeaturePass
 from regard.pool.kernels.padding import KernelMask
 from regard.pool.pallas import MOSAIC_SINCE
@@ -439,7 +440,8 @@ def test_a_gaussian_takes_raw_queries(offset, monkeypatch):
         jnp.asarray(rng.standard_normal(shape) + shift, jnp.bfloat16)
         for shape, shift in (((B, N, T, D), offset), ((B, K, S, D), offset), ((B, K, S, V), 0.0))
     )
-    lift = regard.Gaussian(4.0).lift(query, key)
+    with on_device(HOPPER):
+        lift = regard.Gaussian(4.0).lift(query, key)
     nowhere = jnp.full_like(lift.query, jnp.nan)
     operands = FeatureOperands(None, nowhere, lift.key, lift.key_bias, value, lift.raw_queries)
     out, _ = pooled_by_feature_pass(monkeypatch, operands, None, axes, 1.0)

@@ -53,7 +53,8 @@ def _small(request: Request) -> bool:
         return numbers <= CPU_NUMBERS_LIMIT
     product = lift.key_bias is None and lift.distance_bias is None
     product = product and request.pairs <= products
-    return product and not request.has_few_queries
+    few = request.has_few_queries and axes.S >= 2 * (axes.N // axes.K * axes.T)
+    return product and not few
 
 
 _PALLAS = Pallas()

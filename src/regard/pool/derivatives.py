@@ -10,7 +10,7 @@ that memory stays linear in T and S for every order.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import jax
 import jax.extend.core
@@ -26,7 +26,6 @@ from regard.pool.xla_tiles import Operands, Tiles
 
 if TYPE_CHECKING:
     from regard.pool.blockwise import TiledPass
-    from regard.pool.score_plan import Passes
 
 # ---------------------------------------------------------------------------------------------
 # The result of a pass by loops that JAX differentiates in both modes.
@@ -111,6 +110,18 @@ def sum_over_blocks(tile: Callable[[Array], Any], count: int, like: Any) -> Any:
 # The linear map from tangents of operands to tangents of outputs, and its transpose.
 
 
+class Differentiated(Protocol):
+    """What has derivatives here; static. `score_plan.Passes` and few queries."""
+
+    def smooth(self, residuals: "Residuals") -> tuple[Array, ...]:
+        """The outputs by code that JAX differentiates in both modes."""
+        ...
+
+    def backward(self, residuals: Any, cotangents: tuple[Array, ...]) -> tuple[Any, ...]:
+        """Cotangents of the operands."""
+        ...
+
+
 class Residuals(NamedTuple):
     """Everything the map depends on, except its linear input.
 
@@ -120,7 +131,7 @@ class Residuals(NamedTuple):
     """
 
     operands: tuple[Any, ...]
-    allowed: Allowed
+    allowed: Allowed | None
     seed: Any
     taken: Array | None
     outs: tuple[Array, ...]
@@ -144,7 +155,7 @@ class LinearMap(NamedTuple):
         mapped: the vmaps around it, the innermost first.
     """
 
-    static: "Passes"
+    static: Differentiated
     structure: Any
     transposed: bool = False
     mapped: tuple[Mapped, ...] = ()
@@ -244,7 +255,7 @@ def _bind(*leaves: Array, map: LinearMap) -> list[Array]:
     return linear_map.bind(*leaves, map=map, jaxpr=jaxpr)
 
 
-def tangents_of(static: "Passes", residuals: Residuals, tangents: Any) -> list[Array]:
+def tangents_of(static: Differentiated, residuals: Residuals, tangents: Any) -> list[Array]:
     """Tangents of the outputs, given those of the operands."""
     leaves, structure = jax.tree.flatten(residuals)
     one = LinearMap(static, structure)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import jax.numpy as jnp
 from jax import Array
 
-from regard.dropout import keep_scale
+from regard.dropout import Draw, first_rows, keep_scale
 from regard.pool.backend import Backend, Problem, Request
 from regard.pool.merge import log_sum_exp, sink_rows, with_sink
 from regard.pool.tile import soft_cap
@@ -67,11 +67,12 @@ def dropped_out(problem: Problem, weights: Array) -> Array:
     """The weights after dropout; as they are without it."""
     if problem.seed is None:
         return weights
-    axes = problem.axes
-    row = jnp.arange(axes.B * axes.N * axes.T, dtype=jnp.int32)
-    row = row.reshape(axes.B, axes.N, axes.T, 1)
+    axes, seed = problem.axes, problem.seed
+    words = seed.words if isinstance(seed, Draw) else seed
+    first = first_rows(seed, axes.B, axes.N, axes.T)  # [B, N, 1]
+    row = (first + jnp.arange(axes.T, dtype=jnp.int32)[None, None])[..., None]  # [B, N, T, 1]
     key = jnp.arange(axes.S, dtype=jnp.int32).reshape(1, 1, 1, axes.S)
-    return weights * keep_scale(problem.seed, row, key, problem.dropout_rate, weights.dtype)
+    return weights * keep_scale(words, row, key, problem.dropout_rate, weights.dtype)
 
 
 def pool_dense(problem: Problem, weights: Array) -> Array:

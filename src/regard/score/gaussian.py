@@ -61,9 +61,10 @@ class Gaussian(Score):
         wide = accumulation_dtype(query.dtype)
         center = center_of(key, visible)
         inverse_square = self._inverse_square(query)  # [..., 1, 1]
-        # The factor 1/width² goes to the keys, so that the forward pass can read the queries in the
-        # caller's layout. In float16 it goes to the queries, since the keys could overflow.
-        by_keys = jnp.finfo(key.dtype).maxexp > 16
+        # On a GPU the factor 1/width² goes to the keys, so that the forward pass can read the
+        # queries in the caller's layout. In float16 it goes to the queries, since the keys could
+        # overflow; and on a CPU, where the width's gradient would be a pass over the keys.
+        by_keys = jnp.finfo(key.dtype).maxexp > 16 and current_platform(key) != "cpu"
         on_query, on_key = (1.0, inverse_square) if by_keys else (inverse_square, 1.0)
         key = as_multiplied(((key.astype(wide) - center) * on_key).astype(key.dtype))
         if visible is not None:
@@ -78,7 +79,7 @@ class Gaussian(Score):
         return Lift(
             centered * on_query,
             key,
-            key_bias=_row_sums(psi * (psi * half)),  # [..., S]
+            key_bias=_scaled_norms(psi, half),  # [..., S]
             query_bias=(-0.5 * inverse_square[..., 0]) * query_norm,
             raw_queries=raw_queries,
             standing="exact up to a per-query constant",
@@ -103,6 +104,25 @@ class Gaussian(Score):
 
     def _inverse_square(self, query: Array) -> Array:
         return 1.0 / jnp.square(over_heads(self.width, query))
+
+
+@jax.custom_jvp
+def _scaled_norms(rows: Array, factor: Array) -> Array:
+    """factor ‖row‖²: [..., S, D] and [..., 1, 1] -> [..., S], without overflow in between."""
+    return _row_sums(rows * (rows * factor))
+
+
+@_scaled_norms.defjvp
+def _scaled_norms_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    # By the chain rule the gradient of the factor would be another pass over all rows.
+    (rows, factor), (d_rows, d_factor) = primals, tangents
+    norms = _scaled_norms(rows, factor)
+    known = jnp.isfinite(norms) & (factor[..., 0] != 0)
+    relative = (d_factor / jnp.where(factor == 0, 1, factor))[..., 0]
+    by_rows = (rows * (2 * factor) * d_rows).sum(-1)
+    return norms, by_rows + jnp.where(known, norms, 0) * relative
 
 
 def _row_sums(array: Array) -> Array:
