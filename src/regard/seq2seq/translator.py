@@ -298,11 +298,11 @@ class Translator:
             >>> from regard.show import AttentionMap
             >>> seen = Translator.load().layers("She sleeps.", "Elle dort.")
             >>> {name: found.weights.shape for name, found in seen.items()}
-            {'cross': (1, 1, 5, 6)}
+            {'cross': (2, 4, 5, 6), 'decoder': (2, 4, 5, 5), 'encoder': (4, 4, 6, 6)}
             >>> seen["cross"].query_labels
             ('⇧', 'elle', 'dort', '.', '(end)')
             >>> AttentionMap(*seen["cross"]).weights.shape  # to step through, plot, or save
-            (1, 1, 5, 6)
+            (2, 4, 5, 6)
 
         Args:
             source: a text.
