@@ -29,7 +29,7 @@ demo: $(VENV)/.installed-translate,show ## translate, then train a model from sc
 # tests of a file is then rarely made by both.
 RUN := $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
-test: $(VENV)/.installed-dev ## what a change could break, and every docstring example (8 minutes)
+test: $(VENV)/.installed-dev ## what a change could break, and every docstring example (16 minutes)
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || \
 	  command -v google-chrome >/dev/null || \
 	  echo "no Chromium here: the browser tests are skipped (Debian: apt install chromium)"
