@@ -211,7 +211,7 @@ def test_the_cause_is_the_first_array_that_is_not_finite():
 
 @pytest.mark.slow
 def test_two_devices_do_what_one_does(tmp_path):
-    """In a process of its own with two: the same losses, and every batch on both."""
+    """In a process of its own with two: the same losses, and every batch on both, read twice."""
     code = f"""
         import dataclasses, sys
         sys.path.insert(0, {str(TESTS)!r})
@@ -219,9 +219,9 @@ def test_two_devices_do_what_one_does(tmp_path):
         from regard.seq2seq.train.training import train
         from seq2seq import reversing
         assert jax.local_device_count() == 2
-        still = dict(embedding_dropout=0.0, annotation_dropout=0.0, output_dropout=0.0)
-        config = dataclasses.replace(reversing.CONFIG, **still)
-        recipe = dataclasses.replace(reversing.RECIPE, epochs=1)
+        noisy = dict(embedding_dropout=0.1, annotation_dropout=0.1, output_dropout=0.1)
+        config = dataclasses.replace(reversing.CONFIG, **noisy)
+        recipe = dataclasses.replace(reversing.RECIPE, epochs=1, consistency=1.0)
         validation = dataclasses.replace(reversing.validation(), bleu=None)
         for name, devices in ("two", None), ("one", jax.local_devices()[:1]):
             result = train(
