@@ -102,17 +102,25 @@ def feed_forward(p, x):
     return x + linear(p["outer"], np.maximum(linear(p["inner"], norm(p["norm"], x)), 0))
 
 
-def run_numpy(model, source, target_in):
-    """logits [T, V] and weights [T, S] of one sentence without padding."""
-    config = model.config
-    p = jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(model)))
+def parameters(model):
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(model)))
+
+
+def encode(config, p, source):
+    """The encoder's states [S, E]."""
     table = p["target_embedding" if config.tie == "all" else "source_embedding"]
     x = placed(config, p["encoder"], table[source])
     for layer in p["encoder"]["layers"].values():
         normed = norm(layer["attention_norm"], x)
         x = x + attention(config, layer["attention"], normed, normed)[0]
         x = feed_forward(layer["feed_forward"], x)
-    states = norm(p["encoder"]["norm"], x)
+    return norm(p["encoder"]["norm"], x)
+
+
+def run_numpy(model, source, target_in):
+    """logits [T, V] and weights [T, S] of one sentence without padding."""
+    config, p = model.config, parameters(model)
+    states = encode(config, p, source)
     x, looks = placed(config, p["decoder"], p["target_embedding"][target_in]), []
     for layer in p["decoder"]["layers"].values():
         normed = norm(layer["itself_norm"], x)
@@ -127,15 +135,9 @@ def run_numpy(model, source, target_in):
 
 def explained(model, source, target_in, target_out):
     """[T, S]: with the last token before it, each word is predicted from a single source state."""
-    config = model.config
-    p = jax.tree.map(lambda x: np.asarray(x, np.float64), nnx.to_pure_dict(nnx.state(model)))
+    config, p = model.config, parameters(model)
     (_, looks), table = run_numpy(model, source, target_in), p["target_embedding"]
-    states = placed(config, p["encoder"], p["source_embedding"][source])
-    for layer in p["encoder"]["layers"].values():
-        normed = norm(layer["attention_norm"], states)
-        states = states + attention(config, layer["attention"], normed, normed)[0]
-        states = feed_forward(layer["feed_forward"], states)
-    states = norm(p["encoder"]["norm"], states)
+    states = encode(config, p, source)
     embedded = placed(config, p["decoder"], table[target_in])
     found = np.zeros_like(looks)
     for t, s in np.ndindex(*looks.shape):

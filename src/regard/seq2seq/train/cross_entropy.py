@@ -163,17 +163,18 @@ def _chunk(operands: Operands, weights: tuple[float, float], with_gradients: boo
     nll = ((log_total - label) * weight).sum()
     mean = logits.mean(-1, keepdims=True) if smoothing else label
     loss = ((log_total - (1.0 - smoothing) * label - smoothing * mean) * weight).sum()
+    log_p = logits - log_total
+    p = jnp.exp(log_p)
     both = consistency and P == 2
     if both:
-        p = jnp.exp(logits - log_total)
-        gap = (logits - log_total) - jnp.flip(logits - log_total, axis=1)  # log p₁/p₂, log p₂/p₁
+        gap = log_p - jnp.flip(log_p, axis=1)  # log p₁/p₂, log p₂/p₁
         divergence = (p * gap).sum(-1, keepdims=True)  # [C, P, 1]: of each from the other
         loss += consistency * (divergence * weight).sum()
     if not with_gradients:
         return loss, nll, ()
     at_label = jnp.arange(V, dtype=labels.dtype)[None, None] == labels[:, None, None]  # [C, 1, V]
     target = jnp.where(at_label, 1.0 - smoothing + smoothing / V, smoothing / V)
-    d_logits = jnp.exp(logits - log_total) - target
+    d_logits = p - target
     if both:
         d_logits += consistency * (p * (gap - divergence) + p - jnp.flip(p, axis=1))
     d_rows = (d_logits * weight).astype(kernel.dtype).reshape(C * P, V)
